@@ -27,7 +27,7 @@ from shardwise.spec.lookup import find_cluster, find_model
 from shardwise.spec.software import find_software
 from shardwise.spec.strategy import Strategy
 from shardwise.units.load import load_units
-from shardwise.units.unit import Stage
+from shardwise.units.stage import Stage
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "concepts"
 POINTS = FOLDER / "kernel_points.csv"

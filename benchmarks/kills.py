@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from shardwise.accept.victim import NAME, Victim, train_command
+from shardwise.trials.accept.victim import NAME, Victim, train_command
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = """

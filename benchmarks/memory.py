@@ -21,7 +21,8 @@ from shardwise.spec.catalogue import find_device
 from shardwise.spec.cluster import DeviceSpec
 from shardwise.step.profile import Verdict
 from shardwise.units.decoder import decoder_units
-from shardwise.units.unit import ModelUnits, Moment, Unit
+from shardwise.units.stage import Moment
+from shardwise.units.unit import ModelUnits, Unit
 
 GIB = 2**30
 # Devices with published memory whose time is not predicted.

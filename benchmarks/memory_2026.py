@@ -16,7 +16,8 @@ from benchmarks.published_2026 import published, read_2026
 from benchmarks.validation import Row
 from shardwise.predict.estimate import most_tensor_bytes, reserved_interval
 from shardwise.predict.memory import predict_memory
-from shardwise.units.unit import ModelUnits, Moment
+from shardwise.units.stage import Moment
+from shardwise.units.unit import ModelUnits
 
 GIB = 2**30
 # prime-rl offloads the inputs of all blocks but the last five, and its loop of supervised training

@@ -40,8 +40,8 @@ def act(action: str, count: int) -> None:
     """Do one of the three actions `count` times."""
     from prometheus_client import CollectorRegistry, start_http_server, write_to_textfile
 
-    from shardwise.train.prometheus import LiveRun, RunCollector
-    from shardwise.train.run_record import Progress
+    from shardwise.trainer.prometheus import LiveRun, RunCollector
+    from shardwise.trainer.run_record import Progress
 
     labels = {"model": "m", "strategy": "zero3", "cluster": "8xH100-SXM", "version": "1"}
     with tempfile.TemporaryDirectory() as folder:

@@ -28,7 +28,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.torchrun import ROOT, run_two_ranks, send_result
-from shardwise.accept.overhead import (
+from shardwise.spec.model import ModelSpec
+from shardwise.trials.accept.overhead import (
     AGAIN,
     BARE,
     OURS,
@@ -41,7 +42,6 @@ from shardwise.accept.overhead import (
     together,
     trainer_loop,
 )
-from shardwise.spec import ModelSpec
 
 ROUNDS = 25
 SEQ_LEN, MICRO_BATCH = 256, 2

@@ -53,17 +53,18 @@ class Contestant(NamedTuple):
 def contestant(name: str, rounds: int, folder: Path) -> Contestant:
     import torch
 
-    from shardwise.engine.device import local_device
     from shardwise.engine.mesh import world
     from shardwise.engine.parallelize import parallelize
     from shardwise.engine.sync import strategy_of
-    from shardwise.spec import ModelSpec, Strategy
+    from shardwise.pytorch.build import build_module
+    from shardwise.pytorch.device import local_device
+    from shardwise.spec.model import ModelSpec
+    from shardwise.spec.strategy import Strategy
     from shardwise.spec.train import TrainSettings
-    from shardwise.train.batches import Layout, SyntheticBatches
-    from shardwise.train.loop import Training, train
-    from shardwise.train.optimizer import make_optimizer
-    from shardwise.train.profile import StepProfiler, windows_of
-    from shardwise.units.build import build_module
+    from shardwise.trainer.data.batches import Layout, SyntheticBatches
+    from shardwise.trainer.loop import Training, train
+    from shardwise.trainer.optimizer import make_optimizer
+    from shardwise.trainer.profile import StepProfiler, windows_of
 
     torch.manual_seed(0)
     module = build_module(ModelSpec.read({"family": "llama", "max_positions": SEQ_LEN, **SIZES}))

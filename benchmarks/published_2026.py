@@ -12,17 +12,18 @@ from functools import cache
 from typing import Any, NamedTuple, get_args
 
 from benchmarks.validation import FOLDER, Row, devices_per_node
-from shardwise.api import describe_run
 from shardwise.predict.configurations import Configurations
 from shardwise.predict.rates import hardware_of
-from shardwise.spec import ModelSpec, Strategy
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.catalogue import find_device
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import LinearDType
 from shardwise.spec.lookup import find_model
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.question import describe_run
 from shardwise.spec.record import SpecError
 from shardwise.spec.software import Software, find_software
+from shardwise.spec.strategy import Strategy
 from shardwise.units.load import load_units
 from shardwise.units.unit import ModelUnits
 

@@ -15,14 +15,14 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardwise.api import describe_run
-from shardwise.planning.plan import make_plan
+from shardwise.planning.make import make_plan
 from shardwise.planning.price import mfu_of
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.rows import Candidate
 from shardwise.planning.search import Search
 from shardwise.planning.space import Space
 from shardwise.spec.model import ModelSpec
+from shardwise.spec.question import describe_run
 from shardwise.spec.record import SpecError
 
 FACTS = Path(__file__).with_name("published_layouts.toml")

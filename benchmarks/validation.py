@@ -31,11 +31,12 @@ from shardwise.predict.program.step import step_program
 from shardwise.predict.rates import Bandwidths, Coefficients, Hardware
 from shardwise.predict.time import schedule
 from shardwise.predict.work import predict_work
-from shardwise.spec import ModelSpec, Strategy
 from shardwise.spec.catalogue import find_device
 from shardwise.spec.cluster import DeviceSpec
 from shardwise.spec.dtype import LinearDType
+from shardwise.spec.model import ModelSpec
 from shardwise.spec.software import Architecture, Software, architecture, find_software
+from shardwise.spec.strategy import Strategy
 from shardwise.units.decoder import decoder_units
 from shardwise.units.low_bits import in_low_bits
 from shardwise.units.unit import ModelUnits

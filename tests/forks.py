@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from shardwise.child import start_python
+from shardwise.launch.child import start_python
 from tests.command import PATIENCE_S, connect, environment, run_and_exit
 
 # Seconds after SIGTERM until a call is killed.

@@ -16,13 +16,18 @@ import shardwise
 from shardwise.spec.job import Job
 from shardwise.spec.settings import JobSettings, PlanSettings, RunSettings, StrategySettings
 from shardwise.spec.strategy import Strategy
+from shardwise.trainer.api import CommandError
 from tests.command import ROOT, environment
+from tests.distributed.runs import write
+from tests.observe.small import TRACE
 
 TYPING = Path(__file__).parent / "typing"
-FUNCTIONS = ("compare", "estimate", "micro_batch", "parallelize", "plan", "read_run", "whatif",
+FUNCTIONS = ("compare", "doctor", "estimate", "export", "import_", "memory", "micro_batch",
+             "parallelize", "plan", "read_run", "trace", "train", "whatif",
              "write_run")  # fmt: skip
-TYPES = ("Budget", "Candidate", "Cluster", "Comparison", "Job", "ModelSpec", "Plan", "RunSpec",
-         "SpecError", "StepProfile", "Strategy")  # fmt: skip
+TYPES = ("Budget", "Candidate", "Cluster", "Comparison", "Diagnosis", "Exported", "ImportedFile",
+         "Job", "MemoryAnalysis", "ModelSpec", "Plan", "RunSpec", "SpecError", "StepProfile",
+         "Strategy", "Trace", "TrainedRun")  # fmt: skip
 
 
 def python(code: str) -> str:
@@ -54,8 +59,8 @@ def test_help_shows_the_functions_and_their_keywords() -> None:
         assert f"    {name}(" in shown
     for name in (*TYPES, *RunSettings.__annotations__):
         assert name in shown
-    # A person reads it: one tour and eight functions, not everything that classes inherit.
-    assert len(shown.splitlines()) < 250
+    # A person reads it: one tour and each function, not everything that classes inherit.
+    assert len(shown.splitlines()) < 25 * len(FUNCTIONS)
 
 
 def test_typed_keywords_are_the_fields_of_job_and_strategy() -> None:
@@ -123,6 +128,55 @@ def test_reprs_are_short() -> None:
         assert "llama-3-70b" in repr(record)
         assert "8x8xH100-SXM@400Gbps" in repr(record)
     assert len(repr(shardwise.compare(profile, profile)).splitlines()) == 3
+
+
+def test_a_run_is_exported_and_imported(tmp_path: Path) -> None:
+    run = shardwise.plan("llama-3-8b", "8xH100-SXM").problem
+    described = shardwise.RunSpec(run.model, run.cluster, run.job, Strategy(kind="zero3"))
+    written = shardwise.export(described, "accelerate")
+    written.write(tmp_path / written.name)
+    found = shardwise.import_(tmp_path / written.name, "llama-3-8b", "8xH100-SXM")
+    assert found.run is not None
+    assert found.run.strategy.kind == "zero3"
+    assert found.toml.count("\n# ") == len(found.summary) - 1
+    assert not found.missing
+    assert len(shardwise.import_(tmp_path / written.name).missing) == 2
+    for record in (written, found):
+        assert len(repr(record)) < 200
+
+
+def test_traces_are_explained(tmp_path: Path) -> None:
+    file = tmp_path / "rank0.json"
+    file.write_text(json.dumps(TRACE))
+    found = shardwise.trace(file)
+    assert found.to_dict()["step_ns"] == found.health.step_ns
+    assert repr(found).startswith("Trace: ")
+    assert "<section>" in found._repr_html_()
+
+
+@pytest.mark.nightly
+def test_a_run_is_checked_in_processes_of_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    found = shardwise.doctor(write(tmp_path))
+    assert found.passed
+    assert repr(found).startswith("Diagnosis: passed")
+
+
+def test_a_run_is_trained_in_processes_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    run = write(tmp_path)
+    trained = shardwise.train(shardwise.read_run(run), nproc=2, name="it")
+    assert (trained.reason, trained.steps) == ("done", 8)
+    assert trained.comparison is not None
+    assert (tmp_path / "runs" / "it" / "run.json").is_file()
+    with pytest.raises(shardwise.SpecError):
+        shardwise.train(tmp_path / "none.toml")
+    with pytest.raises(CommandError, match="--name") as failed:
+        shardwise.train(run, nproc=2, name="../it")
+    assert failed.value.exit_code == 2
 
 
 # The gate checks the types of the right calls with all others; this adds the wrong ones.

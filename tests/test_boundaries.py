@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -29,11 +30,12 @@ def trees() -> dict[str, ast.Module]:
 DEVICE = re.compile(r"(?<![a-z])(cuda|nccl|gloo|xpu|xccl|npu|hccl)", re.IGNORECASE)
 # Files and folders that name devices and backends, and why.
 MAY_NAME_DEVICES = {
-    "engine/": "applies strategies to devices; device.py holds what differs between them",
+    "engine/": "applies strategies to devices",
+    "pytorch/": "device.py holds what differs between devices",
     "observe/": "reads traces and memory snapshots of GPUs, on machines without one",
     "stacks/": "reads and writes the files of other stacks, which name devices",
     "spec/train.py": "the values of train.device in run.toml",
-    "train/worker.py": "a variable that must be set before torch is imported",
+    "launch/worker.py": "a variable that must be set before torch is imported",
     "report/memory.py": "advice about memory snapshots: a setting of the CUDA allocator",
 }
 
@@ -71,7 +73,7 @@ def test_only_the_engine_names_devices_and_backends() -> None:
         for line, word in words_in_code(tree)
         if DEVICE.search(word)
     }
-    assert not found, "use shardwise.engine.device, or say why not in MAY_NAME_DEVICES"
+    assert not found, "use shardwise.pytorch.device, or say why not in MAY_NAME_DEVICES"
 
 
 @pytest.mark.parametrize("allowed", list(MAY_NAME_DEVICES))
@@ -82,7 +84,7 @@ def test_every_exception_is_needed(allowed: str) -> None:
 
 # ---- private names of torch ----------------------------------------------------------------------
 
-PRIVATE_NAMES = "engine/torch_private.py"
+PRIVATE_NAMES = "pytorch/private.py"
 # Private by their name, but not of torch.
 NOT_OF_TORCH = {
     "_replace", "_asdict", "_make", "_fields",  # documented methods of named tuples
@@ -149,7 +151,7 @@ def inherited_names(tree: ast.AST) -> Iterator[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.module
         for one in node.names
-        if node.module.startswith(("torch", "shardwise.engine.torch_private", "shardwise.pytorch"))
+        if node.module.startswith(("torch", "shardwise.pytorch"))
     }
     for node in ast.walk(tree):
         if not isinstance(node, ast.ClassDef):
@@ -286,7 +288,7 @@ def unpicklers(tree: ast.AST) -> Iterator[str]:
 def test_nothing_unpickles_the_bytes_of_others() -> None:
     """`RankTree.json_of` carries values between ranks, `safe_pickle` reads files of others."""
     found = [f"{file}: {name}" for file, tree in trees().items() for name in unpicklers(tree)]
-    assert found == ["safe_pickle.py: pickle"]
+    assert found == ["observe/safe_pickle.py: pickle"]
 
 
 @pytest.mark.parametrize(
@@ -330,25 +332,24 @@ def modules() -> dict[str, ast.Module]:
     return {module_name(file): tree for file, tree in trees().items()}
 
 
-def imports_of(module: str, body: list[ast.stmt]) -> Iterator[str]:
-    """Modules of Shardwise that are imported when `module` is; not those for type checkers."""
-    for node in body:
-        if isinstance(node, ast.ImportFrom) and node.module in modules():
-            for one in node.names:
-                inner = f"{node.module}.{one.name}"
-                yield inner if inner in modules() else node.module
-        elif isinstance(node, ast.Import):
-            yield from (one.name for one in node.names if one.name in modules())
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
-            yield from imports_of(module, [*node.body, *node.orelse])
-        elif isinstance(node, ast.Try):
-            handled = [one for handler in node.handlers for one in handler.body]
-            yield from imports_of(module, [*node.body, *handled, *node.orelse, *node.finalbody])
+def imports_of(node: ast.AST) -> Iterator[str]:
+    """Modules of Shardwise that are imported, in functions too; not those for type checkers."""
+    for part in ast.iter_child_nodes(node):
+        match part:
+            case ast.ImportFrom(module=str(name), names=parts) if name in modules():
+                inner = (f"{name}.{one.name}" for one in parts)
+                yield from (one if one in modules() else name for one in inner)
+            case ast.Import(names=parts):
+                yield from (one.name for one in parts if one.name in modules())
+            case ast.If(test=test, orelse=other) if "TYPE_CHECKING" in ast.unparse(test):
+                yield from imports_of(ast.Module(other, []))
+            case _:
+                yield from imports_of(part)
 
 
 @cache
 def imports() -> dict[str, set[str]]:
-    return {module: set(imports_of(module, tree.body)) for module, tree in modules().items()}
+    return {module: set(imports_of(tree)) for module, tree in modules().items()}
 
 
 def test_imports_have_no_cycle() -> None:
@@ -358,9 +359,9 @@ def test_imports_have_no_cycle() -> None:
         pytest.fail(" → ".join(error.args[1]))
 
 
-@pytest.mark.parametrize("module", ["device", "torch_private"])
+@pytest.mark.parametrize("module", ["device", "private"])
 def test_what_every_layer_may_use_imports_nothing_of_shardwise(module: str) -> None:
-    assert not imports()[f"shardwise.engine.{module}"]
+    assert not imports()[f"shardwise.pytorch.{module}"]
 
 
 # ---- functions -----------------------------------------------------------------------------------
@@ -463,7 +464,7 @@ WRITERS = {
     "traceback.print_exc": "",
     "traceback.print_exception": "",
     "sys.stdout.write": "",
-    "sys.stderr.write": "progress.py",
+    "sys.stderr.write": "spec/progress.py",
     "Console": "report/screen.py",
     "csv.writer": "report/table.py",
     "Markup": "report/page/",
@@ -539,18 +540,18 @@ def test_decisions_by_sentences_are_seen(source: str) -> None:
 
 # ---- children ------------------------------------------------------------------------------------
 
-# What starts a process, and who may, besides `shardwise.child`.
+# What starts a process, and who may, besides `shardwise.launch.child`.
 STARTERS = re.compile(
     r"(subprocess|asyncio|os|multiprocessing)\.(Popen|run|call|check_\w+|create_subprocess_\w+|"
     r"exec\w+|spawn\w+|posix_spawn\w*|system|popen|Process)|Popen|ProcessPoolExecutor|spawn"
 )
 MAY_START = {
-    "child.py": "starts interpreters that import nothing from the working directory",
-    "web/workers.py": "asyncio, with the command of child.py",
-    "accept/victim.py": "the command it is given, which is that of child.py",
-    "train/slurm.py": "scontrol, which is no Python",
-    "observe/summary.py": "a pool, protected by the variable that child.py sets",
-    "checkpoint/verify/scan.py": "a pool, protected by the variable that child.py sets",
+    "launch/child.py": "starts interpreters that import nothing from the working directory",
+    "web/workers.py": "asyncio, with the command of launch/child.py",
+    "trials/accept/victim.py": "the command it is given, which is that of launch/child.py",
+    "launch/slurm.py": "scontrol, which is no Python",
+    "observe/summary.py": "a pool, protected by the variable that launch/child.py sets",
+    "checkpoint/verify/scan.py": "a pool, protected by the variable that launch/child.py sets",
 }
 
 
@@ -562,10 +563,31 @@ def test_children_are_started_in_one_place() -> None:
         if isinstance(node, ast.Call) and STARTERS.fullmatch(called := ast.unparse(node.func))
         if file not in MAY_START
     }
-    assert not found, "use shardwise.child, or say why not in MAY_START"
+    assert not found, "use shardwise.launch.child, or say why not in MAY_START"
     interpreters = {
         file
         for file, tree in trees().items()
         if any(ast.unparse(node) == "sys.executable" for node in ast.walk(tree))
     }
-    assert interpreters == {"child.py"}
+    assert interpreters == {"launch/child.py"}
+
+
+# ---- rooms ---------------------------------------------------------------------------------------
+
+ROOM = re.compile(r"^  (\w+)/ +(\S.*)$", re.MULTILINE)
+
+
+def test_the_architecture_page_is_the_docstrings_of_the_rooms_in_the_order_of_imports() -> None:
+    page = (SOURCE.parent / "docs" / "architecture.md").read_text()
+    listed = dict(ROOM.findall(page))
+    folders = [file.parent for file in FILES if file.name == "__init__.py"]
+    docstrings = {
+        folder.name: (ast.get_docstring(trees()[f"{folder.name}/__init__.py"]) or "").split("\n")[0]
+        for folder in folders
+        if folder.parent == SOURCE / "shardwise"
+    }
+    assert listed == docstrings
+    rules = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())["tool"]["importlinter"]
+    rows = [re.findall(r"shardwise\.(\w+)", row) for row in rules["contracts"][0]["layers"]]
+    height = {room: number for number, row in enumerate(rows) for room in row}
+    assert [height[room] for room in listed] == sorted(height[room] for room in listed)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from shardwise.version import __version__
+from shardwise.spec.version import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from shardwise import safe_pickle
+from shardwise.observe import safe_pickle
 from shardwise.observe.memory.unpickle import read_pickle
-from shardwise.safe_pickle import Name, Record, UnsafePickleError, load_pickle
+from shardwise.observe.safe_pickle import Name, Record, UnsafePickleError, load_pickle
 from shardwise.spec.record import SpecError
 from tests.forks import Forks
 from tests.observe.memory.build import block, event, segment, snapshot
@@ -199,7 +199,7 @@ def print_growth_of_refusal(path: str) -> None:
     ids=["doubled-key", "colliding-keys"],
 )
 def test_what_would_never_end_is_refused(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardwise.safe_pickle.LEAST_SECONDS", 1)
+    monkeypatch.setattr("shardwise.observe.safe_pickle.LEAST_SECONDS", 1)
     refused(data)
 
 
@@ -207,7 +207,7 @@ def test_a_lower_limit_of_whoever_started_it_lifts_none() -> None:
     """A hard limit of processor time below the child's own must not cost the limit of memory."""
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_CPU, (9, 9))\n"
-        "from shardwise.safe_pickle import load_pickle\n"
+        "from shardwise.observe.safe_pickle import load_pickle\n"
         "load_pickle(b'\\x80\\x04](' + b'\\x8f' * 10_000_000 + b'e.')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -219,9 +219,9 @@ def test_files_are_read_by_size_where_memory_cannot_be_limited(
 ) -> None:
     """As on Windows: no module `resource`."""
     python = ["-c", "import sys; sys.stdin.buffer.read(); sys.exit(13)"]
-    monkeypatch.setattr("shardwise.safe_pickle._words", lambda *_: python)
+    monkeypatch.setattr("shardwise.observe.safe_pickle._words", lambda *_: python)
     assert load_pickle(pickle.dumps(DATA)) == DATA
-    monkeypatch.setattr("shardwise.safe_pickle.UNLIMITED_BYTES", 10)
+    monkeypatch.setattr("shardwise.observe.safe_pickle.UNLIMITED_BYTES", 10)
     assert "cannot limit" in str(refused(pickle.dumps(DATA)))
 
 

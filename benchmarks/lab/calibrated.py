@@ -8,11 +8,11 @@ from __future__ import annotations
 from benchmarks.lab import machine, sweep
 from benchmarks.lab.cases import CLUSTER
 from benchmarks.lab.sweep import Cell
-from shardwise.calibrate.fit import Fit, fit
 from shardwise.observe.observation import Observation
 from shardwise.predict.kernels import coefficients_for
 from shardwise.predict.rates import Coefficients
 from shardwise.spec.lookup import find_cluster
+from shardwise.trials.calibrate.fit import Fit, fit
 
 CALIBRATED_ON = [
     Cell(1e9, "ddp", 2),

@@ -28,13 +28,13 @@ from benchmarks.lab.cases import (
 from benchmarks.lab.network import hosts, set_rate
 from benchmarks.lab.session import Session
 from benchmarks.lab.sweep import BATCHES, RATES, Cell
-from shardwise.api import estimate_run
-from shardwise.calibrate.tune import Candidate, tune
 from shardwise.observe.observation import Observation
+from shardwise.predict.api import estimate_run
 from shardwise.spec.calibration import Calibration
 from shardwise.spec.lookup import write_cluster
 from shardwise.spec.run import read_run
 from shardwise.spec.strategy import Strategy
+from shardwise.trials.calibrate.tune import Candidate, tune
 
 MOST_PROBES = 5
 # The tokens of the larger batch, so that steps are comparable.

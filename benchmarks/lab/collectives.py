@@ -19,9 +19,9 @@ from benchmarks.lab.cases import HOSTS, RANKS_PER_HOST, save_as
 from benchmarks.lab.launch import Launch
 from benchmarks.lab.network import hosts, set_rate
 from benchmarks.lab.sweep import RATES
-from shardwise.calibrate.machine.collectives import Collective, groups, measure_collectives
 from shardwise.engine.mesh import join
-from shardwise.train.launch import end_with_launcher
+from shardwise.launch.environment import end_with_launcher
+from shardwise.trials.calibrate.machine.collectives import Collective, groups, measure_collectives
 
 TIMEOUT_S = 600.0
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.lab.calibrated import calibrated
 from benchmarks.lab.cases import MODEL, RANKS_PER_HOST, STRATEGIES, Case, load, measure_cases
-from shardwise.api import estimate_run
 from shardwise.observe.observation import Observation, Parts, units_of
+from shardwise.predict.api import estimate_run
 from shardwise.predict.rates import Coefficients
 
 GBIT = 1e9

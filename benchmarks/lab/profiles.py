@@ -7,10 +7,10 @@ from typing import Any
 
 from benchmarks.lab.calibrated import calibrate
 from benchmarks.lab.sweep import Cell, read_cells
-from shardwise.api import estimate_run
+from shardwise.predict.api import estimate_run
 from shardwise.spec.calibration import Calibration
+from shardwise.spec.version import __version__
 from shardwise.step.profile import Provenance, StepProfile, TimeProfile, throughput_of
-from shardwise.version import __version__
 
 
 def measure() -> list[dict[str, Any]]:

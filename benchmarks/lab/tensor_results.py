@@ -21,10 +21,10 @@ from benchmarks.lab.tensor import (
     Cell,
     observations,
 )
-from shardwise.calibrate.fit import fit
 from shardwise.predict.kernels import coefficients_for
 from shardwise.predict.rates import Coefficients
 from shardwise.spec.lookup import find_cluster
+from shardwise.trials.calibrate.fit import fit
 
 HERE = Path(__file__).parent
 # Layouts whose step times differ by less are not ranked.

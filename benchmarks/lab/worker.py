@@ -17,13 +17,13 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from shardwise.engine.mesh import leave
+from shardwise.launch.environment import end_with_launcher
+from shardwise.pytorch.build import build_module
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import read_run
-from shardwise.train.folder import write_json
-from shardwise.train.launch import end_with_launcher
-from shardwise.train.run import run_training
-from shardwise.units.build import build_module
+from shardwise.trainer.folder import write_json
+from shardwise.trainer.run import run_training
 
 IDLE = timedelta(days=1)
 

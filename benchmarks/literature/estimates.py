@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.api import describe_run, estimate_run, replay_run
-from shardwise.spec import ModelSpec
+from shardwise.predict.api import estimate_run, replay_run
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.question import describe_run
 from shardwise.spec.run import RunSpec
 from shardwise.step.profile import CollectiveProfile, StepProfile
 from shardwise.units.load import load_units

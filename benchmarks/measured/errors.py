@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.accuracy import summary
 from benchmarks.measured.files import Entry
-from shardwise.contribution.record import Contribution
+from shardwise.runs.contribution.record import Contribution
 
 
 class Errors(NamedTuple):

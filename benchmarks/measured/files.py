@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from shardwise.contribution.check import impossible
-from shardwise.contribution.record import Contribution
+from shardwise.runs.contribution.check import impossible
+from shardwise.runs.contribution.record import Contribution
 from shardwise.spec.read_file import read_json
 from shardwise.spec.record import SpecError
 

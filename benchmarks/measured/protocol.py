@@ -18,7 +18,7 @@ from pydantic import Field
 from benchmarks.measured.files import Entry
 from benchmarks.validation import FOLDER
 from shardwise.spec.record import Record
-from shardwise.version import __version__
+from shardwise.spec.version import __version__
 
 FILE = Path(__file__).with_name("protocol.toml")
 

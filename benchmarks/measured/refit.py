@@ -16,12 +16,12 @@ from benchmarks.accuracy import summary
 from benchmarks.accuracy_catalogue import CATALOGUE, UNITS
 from benchmarks.measured.files import Entry
 from benchmarks.measured.protocol import Protocol
-from shardwise.calibrate.fit import Fit, fit
-from shardwise.contribution.record import Contribution
 from shardwise.observe.observation import Observation, units_of
 from shardwise.predict.kernels import catalogue_coefficients, coefficients_for
 from shardwise.predict.rates import Coefficients, hardware_of
+from shardwise.runs.contribution.record import Contribution
 from shardwise.spec.run import RunSpec
+from shardwise.trials.calibrate.fit import Fit, fit
 
 
 class Refit(NamedTuple):

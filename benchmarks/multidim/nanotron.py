@@ -43,9 +43,9 @@ from shardwise.predict.compute import backward_s, forward_s
 from shardwise.predict.kernels import coefficients_of
 from shardwise.predict.network import all_reduce_s, ring_s
 from shardwise.predict.rates import Coefficients, Hardware
-from shardwise.spec import Strategy
 from shardwise.spec.catalogue import find_device, step_coefficients
 from shardwise.spec.software import find_software
+from shardwise.spec.strategy import Strategy
 from shardwise.units.decoder import decoder_units
 from shardwise.units.division import Division, Exchange
 from shardwise.units.unit import ModelUnits

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.validation import FOLDER
-from shardwise.spec import ModelSpec, Strategy
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.strategy import Strategy
 
 TABLES = FOLDER / "multidim"
 GIB = 2.0**30

@@ -32,9 +32,9 @@ from shardwise.predict.kernels import coefficients_of
 from shardwise.predict.program.step import Steps, emit_steps
 from shardwise.predict.rates import Hardware
 from shardwise.predict.time import steps_on
-from shardwise.spec import Strategy
 from shardwise.spec.catalogue import find_device, step_coefficients
 from shardwise.spec.software import find_software
+from shardwise.spec.strategy import Strategy
 from shardwise.units.load import load_units
 
 DEVICE, DEVICES, SEQ_LEN = find_device("B200"), 8, 4096

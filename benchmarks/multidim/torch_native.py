@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import shardwise
 from benchmarks.multidim.rows import GIB, read_table
-from shardwise.spec import Strategy
 from shardwise.spec.lookup import find_model
 from shardwise.spec.model import ModelSpec
+from shardwise.spec.strategy import Strategy
 
 DEVICES = {"H100-96GB-HBM2e-500W": "H100-96GB-500W", "H100-80GB": "H100-SXM"}
 PRESETS = {

@@ -20,10 +20,10 @@ from typing import IO, Any, NamedTuple
 
 from benchmarks.lab.network import Host
 from benchmarks.replicas.recorded import DIGESTS
-from shardwise.engine.store import listen
-from shardwise.train.launch import kill_tree
-from shardwise.train.replicas.changes import FILE as CHANGES
-from shardwise.train.replicas.group import REPLICA
+from shardwise.launch.launcher import kill_tree
+from shardwise.pytorch.store import listen
+from shardwise.trainer.replicas.changes import FILE as CHANGES
+from shardwise.trainer.replicas.group import REPLICA
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120.0

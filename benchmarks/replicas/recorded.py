@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from benchmarks.faults.plant import Small
 from shardwise.checkpoint.format.place import LocalPlace
-from shardwise.engine.torch_private import local_tensor
+from shardwise.pytorch.private import local_tensor
 
 DIGESTS = "SHARDWISE_DIGESTS"
 # Seconds that a disk takes to commit a checkpoint.

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.functional import cross_entropy
 
 from benchmarks.replicas import recorded
-from shardwise.train.batches import Layout, SyntheticBatches
+from shardwise.trainer.data.batches import Layout, SyntheticBatches
 
 GROUPS, RANKS, MICRO_BATCH, SEQ_LEN, VOCAB, SEED = 3, 2, 2, 16, 64, 0
 LEARNING_RATE, DECAY, BETAS, CLIP = 1e-2, 0.1, (0.9, 0.95), 1.0

@@ -23,8 +23,7 @@ def cluster_of(devices: int) -> str:
 def measure(command: str, model: str, devices: int) -> dict[str, float]:
     cluster = cluster_of(devices)
     begin = time.process_time()
-    from shardwise import api
-    from shardwise.planning import whatif  # noqa: F401
+    from shardwise.planning import api, whatif  # noqa: F401
 
     start = time.process_time()
     if command == "plan":
@@ -41,9 +40,9 @@ def measure(command: str, model: str, devices: int) -> dict[str, float]:
 
 def _vary(model: str, cluster: str) -> int:
     """Run a what-if study of four network bandwidths; return its number of points."""
-    from shardwise.api import describe_run
     from shardwise.planning.problem import Problem
     from shardwise.planning.whatif import study
+    from shardwise.spec.question import describe_run
 
     run = describe_run(model, cluster)
     problem = Problem(run.model, run.cluster, run.job, run.strategy)

@@ -12,9 +12,10 @@ LAYERS, ACCUMULATE = (16, 32, 64, 126, 512), (1, 4, 16, 64)
 
 def measure(layers: int, accumulate: int) -> dict[str, float]:
     """Measure one fully sharded step on 512 devices, with the blocks of an 8B model."""
-    from shardwise.api import describe_run, estimate_run, replay_run
+    from shardwise.predict.api import estimate_run, replay_run
     from shardwise.spec.lookup import find_model
     from shardwise.spec.model import ModelSpec
+    from shardwise.spec.question import describe_run
 
     model = find_model("llama-3-8b")
     assert isinstance(model, ModelSpec)

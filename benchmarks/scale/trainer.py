@@ -23,7 +23,7 @@ AGREED, STEP_S = 40, 0.1
 # With a latency added to every hop, agreements take seconds and hardly differ.
 AGREED_SLOWLY, LATENCY_MS = 8, 20
 MODELLED = (64, 1024, 10_000, 100_000)
-# Sections of a step without a log line or a save: see shardwise.train.loop.
+# Sections of a step without a log line or a save: see shardwise.trainer.loop.
 SECTIONS = 3
 
 
@@ -40,10 +40,10 @@ def measure(
 
 def _rank(_: int) -> dict[str, float]:
     """Cost of one rank's heartbeats and of a metrics line."""
+    from shardwise.launch import heartbeat
     from shardwise.spec.train import RestartSettings
-    from shardwise.train import heartbeat
-    from shardwise.train.agree import AGREEMENT_BYTES
-    from shardwise.train.metrics import JsonLines
+    from shardwise.trainer.agree import AGREEMENT_BYTES
+    from shardwise.trainer.metrics import JsonLines
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ[heartbeat.FOLDER] = folder
@@ -76,9 +76,9 @@ def _rank(_: int) -> dict[str, float]:
 
 def _node(ranks: int) -> dict[str, float]:
     """Cost of one poll of a node's hang detector when all ranks make progress."""
+    from shardwise.launch import heartbeat
+    from shardwise.launch.hang_detector import HangDetector
     from shardwise.spec.train import RestartSettings
-    from shardwise.train import heartbeat
-    from shardwise.train.hang_detector import HangDetector
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ[heartbeat.FOLDER] = folder
@@ -97,8 +97,8 @@ def _node(ranks: int) -> dict[str, float]:
 
 def _hosts(count: int) -> dict[str, float]:
     """CPU time of the rendezvous server per message of a host, while all of them train."""
-    from shardwise.engine.channel import Secret
-    from shardwise.train.membership import TRAINING, Membership, Post
+    from shardwise.launch.membership import TRAINING, Membership, Post
+    from shardwise.pytorch.channel import Secret
 
     secret = Secret("of a benchmark")
     host, server = (secret.channel(b"", b"", serves=serves) for serves in (False, True))
@@ -143,7 +143,7 @@ def _agree(ranks: int, tree: bool, *, slowly: bool) -> dict[str, float]:
         port = free.getsockname()[1]
     # Torch is imported once, and the ranks are forked from there.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "shardwise.train.agree"])
+    context.set_forkserver_preload(["torch.distributed", "shardwise.trainer.agree"])
     results, all_done = context.Queue(), context.Event()
     processes = [
         context.Process(target=_settle, args=(rank, ranks, port, tree, slowly, results, all_done))
@@ -167,9 +167,9 @@ def _settle(
     import torch
     import torch.distributed as dist
 
-    from shardwise.engine.device import connect_when_needed
     from shardwise.engine.rank_tree import shared_tree
-    from shardwise.train.agree import Agreement
+    from shardwise.pytorch.device import connect_when_needed
+    from shardwise.trainer.agree import Agreement
 
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE if slowly else "lo"

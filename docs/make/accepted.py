@@ -1,4 +1,4 @@
-"""What has been seen where: tables from the result files of `shardwise accept`."""
+"""What has been seen where: tables from the result files of `shardwise doctor`."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from make.fields import DRAFT
-from shardwise.contribution.record import KIND, SCHEMA, Contribution
+from shardwise.runs.contribution.record import KIND, SCHEMA, Contribution
 
 
 def contribution_schema() -> dict[str, Any]:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from markupsafe import escape
 
-from shardwise.api import describe_run, replay_run
+from shardwise.predict.api import replay_run
 from shardwise.spec import catalogue
 from shardwise.spec.model import ModelSpec
+from shardwise.spec.question import describe_run
 from shardwise.step.breakdown import breakdown
 from shardwise.step.spans import Timeline
 

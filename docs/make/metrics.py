@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from shardwise.train.metric_names import METRICS
+from shardwise.trainer.metric_names import METRICS
 
 FILES = ("prometheus.yml", "alerts.yml", "dashboard.json")
 _FOLDER = Path(__file__).resolve().parents[2] / "examples" / "fleet"

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from make.figures import figure, simulated
-from shardwise.api import describe_run, estimate_run
+from shardwise.predict.api import estimate_run
+from shardwise.spec.question import describe_run
 
 FOLDER = Path(__file__).resolve().parents[1] / "concepts"
 MODEL, CLUSTER, DEVICES = "llama-3-8b", "8xH100-SXM", 8

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardwise.version import __version__
+from shardwise.spec.version import __version__
 from shardwise.web.site import offline_script, page_files
 
 HERE = Path(__file__).parent

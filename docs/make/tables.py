@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import product
 
 import shardwise
-from shardwise.api import describe_run, estimate_run
 from shardwise.predict import closed_form
+from shardwise.predict.api import estimate_run
 from shardwise.spec import catalogue
 from shardwise.spec.model import ModelSpec
+from shardwise.spec.question import describe_run
 from shardwise.spec.run import RunSpec
 from shardwise.step.profile import CollectiveProfile
 

@@ -11,6 +11,18 @@ Predict (needs neither a GPU nor torch):
     shardwise.whatif("llama-3-8b", "4x8xH100-SXM@400Gbps", vary={"network": [100, 200]})
     shardwise.compare(profile, another)                  # profiles side by side
 
+Train, check and explain (needs torch for the first two):
+
+    trained = shardwise.train("run.toml")                # .predicted, .measured, .comparison
+    shardwise.doctor("run.toml").passed                  # the run in miniature, before it costs
+    shardwise.trace(trained.folder)                      # why it is slow, with the evidence
+    shardwise.memory("snapshot.pickle", capacity="80GiB")
+
+Other stacks:
+
+    shardwise.export("run.toml", "accelerate").write("accelerate.yaml")
+    shardwise.import_("accelerate.yaml", "llama-3-8b", "8xH100-SXM").run
+
 Train with your own loop (needs torch; start it with torchrun):
 
     model = shardwise.parallelize(model, "zero3")
@@ -24,6 +36,8 @@ Types, each with its own help(), such as help(shardwise.Strategy):
     Budget       tokens to train on, price per GPU-hour, deadline; for plan
     StepProfile  answer of estimate: memory, traffic, time; .to_dict() for JSON
     Comparison   answer of compare
+    TrainedRun, Diagnosis, Trace, MemoryAnalysis, Exported, ImportedFile
+                 answers of train, doctor, trace, memory, export and import_
     RunSpec      everything a run.toml holds; read_run and write_run
     ModelSpec, Cluster, Job, Strategy    the parts of a RunSpec
     SpecError    raised for invalid input; .problems has one sentence per problem
@@ -36,12 +50,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardwise.spec.version import __version__ as __version__
 from shardwise.step.notebook import register_renderer
-from shardwise.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from shardwise.api import estimate, plan, whatif
-    from shardwise.loop import micro_batch, parallelize
+    from shardwise.engine.api import micro_batch, parallelize
+    from shardwise.observe.analysis import Trace as Trace
+    from shardwise.observe.api import memory, trace
+    from shardwise.observe.memory.analysis import MemoryAnalysis as MemoryAnalysis
+    from shardwise.planning.api import estimate, plan, whatif
     from shardwise.planning.money import Budget as Budget
     from shardwise.planning.plan import Plan as Plan
     from shardwise.planning.rows import Candidate as Candidate
@@ -52,9 +69,16 @@ if TYPE_CHECKING:
     from shardwise.spec.run import RunSpec as RunSpec
     from shardwise.spec.run import read_run, write_run
     from shardwise.spec.strategy import Strategy as Strategy
+    from shardwise.stacks.api import ImportedFile as ImportedFile
+    from shardwise.stacks.api import export, import_
+    from shardwise.stacks.write.exported import Exported as Exported
     from shardwise.step.comparison import Comparison as Comparison
     from shardwise.step.comparison import compare
     from shardwise.step.profile import StepProfile as StepProfile
+    from shardwise.trainer.api import TrainedRun as TrainedRun
+    from shardwise.trainer.api import train
+    from shardwise.trials.doctor.api import Diagnosis as Diagnosis
+    from shardwise.trials.doctor.api import doctor
 
     Cluster = ClusterSpec
 
@@ -62,11 +86,17 @@ if TYPE_CHECKING:
 # The types are as public; `_HOMES` lists both.
 __all__ = [
     "compare",
+    "doctor",
     "estimate",
+    "export",
+    "import_",
+    "memory",
     "micro_batch",
     "parallelize",
     "plan",
     "read_run",
+    "trace",
+    "train",
     "whatif",
     "write_run",
 ]
@@ -74,19 +104,31 @@ __all__ = [
 # Where each name is defined. Importing the package loads none of it: numpy, pydantic and torch are
 # imported when a name that needs them is first used.
 _HOMES = {
-    "plan": "shardwise.api.plan",
-    "estimate": "shardwise.api.estimate",
-    "whatif": "shardwise.api.whatif",
+    "plan": "shardwise.planning.api.plan",
+    "estimate": "shardwise.planning.api.estimate",
+    "whatif": "shardwise.planning.api.whatif",
     "compare": "shardwise.step.comparison.compare",
     "read_run": "shardwise.spec.run.read_run",
     "write_run": "shardwise.spec.run.write_run",
-    "parallelize": "shardwise.loop.parallelize",
-    "micro_batch": "shardwise.loop.micro_batch",
+    "train": "shardwise.trainer.api.train",
+    "doctor": "shardwise.trials.doctor.api.doctor",
+    "export": "shardwise.stacks.api.export",
+    "import_": "shardwise.stacks.api.import_",
+    "trace": "shardwise.observe.api.trace",
+    "memory": "shardwise.observe.api.memory",
+    "parallelize": "shardwise.engine.api.parallelize",
+    "micro_batch": "shardwise.engine.api.micro_batch",
     "Plan": "shardwise.planning.plan.Plan",
     "Candidate": "shardwise.planning.rows.Candidate",
     "Budget": "shardwise.planning.money.Budget",
     "StepProfile": "shardwise.step.profile.StepProfile",
     "Comparison": "shardwise.step.comparison.Comparison",
+    "Exported": "shardwise.stacks.write.exported.Exported",
+    "ImportedFile": "shardwise.stacks.api.ImportedFile",
+    "TrainedRun": "shardwise.trainer.api.TrainedRun",
+    "Diagnosis": "shardwise.trials.doctor.api.Diagnosis",
+    "Trace": "shardwise.observe.analysis.Trace",
+    "MemoryAnalysis": "shardwise.observe.memory.analysis.MemoryAnalysis",
     "RunSpec": "shardwise.spec.run.RunSpec",
     "ModelSpec": "shardwise.spec.model.ModelSpec",
     "Cluster": "shardwise.spec.cluster.ClusterSpec",

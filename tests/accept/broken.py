@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shardwise.accept.ranks import TASK
+from shardwise.trials.accept.ranks import TASK
 
 
 def _leads() -> bool:

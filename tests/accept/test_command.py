@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from shardwise.accept.machine import MAX_BUSY
+from shardwise.trials.accept.machine import MAX_BUSY
 from tests.command import COMMAND, PATIENCE_S, environment, refusal, shardwise
 
 pytest.importorskip("torch")
@@ -28,7 +28,7 @@ def verdicts(result: dict[str, Any]) -> dict[str, list[str]]:
 
 def test_a_check_that_reaches_its_deadline_fails_and_exits_with_1(tmp_path: Path) -> None:
     done = shardwise(
-        "accept", "--only", "overlap", "--deadline", "1", "--nproc", "2", "--json",
+        "doctor", "--only", "overlap", "--deadline", "1", "--nproc", "2", "--json",
         folder=tmp_path, CUDA_VISIBLE_DEVICES="",
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
@@ -48,7 +48,7 @@ def temporary() -> Iterator[Path]:
 
 def test_ctrl_c_keeps_what_was_seen_and_leaves_nothing(tmp_path: Path, temporary: Path) -> None:
     """As in a terminal, where all processes of the group get the signal."""
-    words = ("accept", "--only", "parity,memory", "--nproc", "2")
+    words = ("doctor", "--only", "parity,memory", "--nproc", "2")
     process = subprocess.Popen(
         [*COMMAND, *words],
         cwd=tmp_path,
@@ -80,13 +80,13 @@ def test_ctrl_c_keeps_what_was_seen_and_leaves_nothing(tmp_path: Path, temporary
 
 
 def test_unknown_checks_and_files_are_refused_at_once() -> None:
-    problems = refusal("accept", "--only", "parety,memory", "--skip", "nothing")
+    problems = refusal("doctor", "--only", "parety,memory", "--skip", "nothing")
     assert len(problems) == 2
     assert "parity" in problems[0]
-    assert refusal("accept", "--only", "parity", "--skip", "parity") == [
+    assert refusal("doctor", "--only", "parity", "--skip", "parity") == [
         "--skip: leaves no check to run"
     ]
-    assert refusal("accept", "-o", "nowhere/accept.json")
+    assert refusal("doctor", "-o", "nowhere/accept.json")
 
 
 # What two processes on CPUs cannot show.
@@ -101,7 +101,7 @@ NOT_ON_CPUS = {
 @pytest.mark.timing
 def test_a_machine_of_cpus_is_accepted_in_15_minutes(tmp_path: Path) -> None:
     begin = time.monotonic()
-    done = shardwise("accept", "--nproc", "2", "--json", folder=tmp_path, CUDA_VISIBLE_DEVICES="")
+    done = shardwise("doctor", "--nproc", "2", "--json", folder=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert time.monotonic() - begin < 15 * 60
     result = json.loads(done.stdout)
     failed = [line for one in result["checks"] for line in one["lines"]

@@ -9,23 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.accept import workload
-from shardwise.accept.bench import Bench, TrainedRun
-from shardwise.accept.checks import CHECKS, Checked, run_check
-from shardwise.accept.collectives import counted_as_predicted
-from shardwise.accept.line import CheckFailedError, Line, judged, not_run
-from shardwise.accept.machine import Machine
-from shardwise.accept.memory import check_memory
-from shardwise.accept.overhead import AGAIN, BARE, OURS, slowdown
-from shardwise.accept.parity import CASES, Case
-from shardwise.accept.result import Result, with_missing, write_result
-from shardwise.accept.step_time import check_step_time
-from shardwise.api import estimate_run
+from shardwise.predict.api import estimate_run
 from shardwise.report.accept import TITLES, print_result
 from shardwise.spec.catalogue import find_device
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.recognise import recognise
 from shardwise.step.profile import CollectiveProfile, StepProfile, TimeProfile
+from shardwise.trials.accept import workload
+from shardwise.trials.accept.bench import Bench, TrainedRun
+from shardwise.trials.accept.checks import CHECKS, Checked, run_check
+from shardwise.trials.accept.collectives import counted_as_predicted
+from shardwise.trials.accept.line import CheckFailedError, Line, judged, not_run
+from shardwise.trials.accept.machine import Machine
+from shardwise.trials.accept.memory import check_memory
+from shardwise.trials.accept.overhead import AGAIN, BARE, OURS, slowdown
+from shardwise.trials.accept.parity import CASES, Case
+from shardwise.trials.accept.result import Result, with_missing, write_result
+from shardwise.trials.accept.step_time import check_step_time
 from tests.screens import assert_screen
 
 CPUS = Machine(2, "CPU", "gloo", 2**33, True, find_device("CPU"))

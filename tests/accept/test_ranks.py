@@ -11,12 +11,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from shardwise.accept.bench import Bench
-from shardwise.accept.checks import Check, Checked, run_checks
-from shardwise.accept.line import CheckFailedError, Line, judged
-from shardwise.accept.machine import Machine
-from shardwise.accept.ranks import on_ranks
 from shardwise.spec.catalogue import find_device
+from shardwise.trials.accept.bench import Bench
+from shardwise.trials.accept.checks import Check, Checked, run_checks
+from shardwise.trials.accept.line import CheckFailedError, Line, judged
+from shardwise.trials.accept.machine import Machine
+from shardwise.trials.accept.ranks import on_ranks
 from tests.command import PATIENCE_S, environment
 
 MACHINE = Machine(2, "CPU", "gloo", 2**33, True, find_device("CPU"))

@@ -25,10 +25,10 @@ from benchmarks.measured.protocol import (
     read_protocol,
     violations,
 )
-from shardwise.contribution.collect import collect
-from shardwise.contribution.record import Contribution
 from shardwise.predict import kernels
-from shardwise.spec import catalogue
+from shardwise.runs.contribution.collect import collect
+from shardwise.runs.contribution.record import Contribution
+from shardwise.spec import catalogue, tables
 from shardwise.spec.lookup import find_cluster
 from tests.command import ROOT, environment
 from tests.contribution.folders import run_of, write_folder
@@ -442,14 +442,14 @@ def test_written_coefficients_are_used_for_the_device(
     assert sections.pop(f"device-{DEVICE}").keys() == fitted.fit.calibration.coefficients().keys()
     assert sections == tomllib.loads(CATALOGUE.read_text())
     cluster = find_cluster(f"1x1x{DEVICE}")
-    monkeypatch.setattr(catalogue, "__file__", str(tmp_path / "__init__.py"))
-    for cached in (catalogue._sections, catalogue._entry):
+    monkeypatch.setattr(tables, "FOLDER", tmp_path)
+    for cached in (tables.sections, tables.entry):
         cached.cache_clear()
     try:
         used = kernels.coefficients_for(cluster)
     finally:
         monkeypatch.undo()
-        for cached in (catalogue._sections, catalogue._entry):
+        for cached in (tables.sections, tables.entry):
             cached.cache_clear()
     assert used is not None
     expected = fitted.fit.calibration.coefficients()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from shardwise.calibrate.fit import CPU
 from shardwise.observe.observation import Observation, units_of
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import find_cluster, find_model
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
+from shardwise.trials.calibrate.fit import CPU
 
 TRUTH = CPU._replace(
     matmul_efficiency=0.05, link_efficiency=0.02, hop_latency_s=8e-4, contention=0.5,

@@ -16,8 +16,8 @@ from shardwise.spec.strategy import Strategy
 from tests.command import shardwise
 
 pytest.importorskip("scipy")
-from shardwise.calibrate.fit import CPU, fit
 from shardwise.observe.observation import Observation
+from shardwise.trials.calibrate.fit import CPU, fit
 from tests.calibrate.known import observed, run_of
 
 FEW = [("ddp", 1), ("ddp", 4), ("zero2", 1), ("zero3", 1), ("zero3", 4), ("hsdp", 2)]
@@ -99,7 +99,7 @@ def test_the_command_writes_a_cluster_and_refuses_to_mix(tmp_path: Path) -> None
 
 def test_a_run_keeps_what_was_calibrated_for_its_kind_of_device() -> None:
     torch = pytest.importorskip("torch")
-    from shardwise.train.start import on_this_world
+    from shardwise.trainer.start import on_this_world
 
     found = fit([observed(*each) for each in FEW[:2]])
     alone = run_of("ddp", 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwise.calibrate.machine.line import fit_line
+from shardwise.trials.calibrate.machine.line import fit_line
 
 SIZES = [2.0**power for power in range(16, 25)]
 

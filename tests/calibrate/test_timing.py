@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from shardwise.calibrate.machine.timing import ENOUGH_S, LEAST, MOST, WARM_UP, Timing, timed
+from shardwise.trials.calibrate.machine.timing import ENOUGH_S, LEAST, MOST, WARM_UP, Timing, timed
 
 
 def test_what_lies_far_from_the_others_is_counted_and_left_out() -> None:
@@ -26,7 +26,7 @@ class Work:
 
     def __init__(self, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds, self.calls = seconds, 0
-        clock = "shardwise.calibrate.machine.timing.time.perf_counter"
+        clock = "shardwise.trials.calibrate.machine.timing.time.perf_counter"
         monkeypatch.setattr(clock, lambda: self.calls * self.seconds)
 
     def __call__(self) -> None:

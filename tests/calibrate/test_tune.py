@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("scipy")
 from benchmarks.lab.cases import CLUSTER
 from benchmarks.lab.sweep import RATES, Cell, read_cells
-from shardwise.calibrate.tune import Candidate, tune
 from shardwise.observe.observation import Observation
+from shardwise.trials.calibrate.tune import Candidate, tune
 from tests.calibrate.known import observed
 
 measured = pytest.mark.skipif(

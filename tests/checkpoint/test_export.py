@@ -29,8 +29,8 @@ from shardwise.checkpoint.format.pieces import Part, Piece, Tensor  # noqa: E402
 from shardwise.checkpoint.format.sharding import whole as all_of  # noqa: E402
 from shardwise.checkpoint.verify.opened import open_checkpoint  # noqa: E402
 from shardwise.cli.export_weights import export_weights  # noqa: E402
+from shardwise.pytorch.build import build_module  # noqa: E402
 from shardwise.spec.record import SpecError  # noqa: E402
-from shardwise.units.build import build_module  # noqa: E402
 from tests.checkpoint.ours import (  # noqa: E402
     Array,
     crc32_of_blocks,

@@ -19,7 +19,7 @@ import torch
 from shardwise.checkpoint.dcp import transport
 from shardwise.checkpoint.dcp.transport import TensorTransport, TransferError
 from shardwise.checkpoint.format.checksum import BLOCK, crc32
-from shardwise.engine.channel import CHALLENGE_BYTES
+from shardwise.pytorch.channel import CHALLENGE_BYTES
 
 PATIENCE = timedelta(seconds=20)
 LOOPBACK = "127.0.0.1"

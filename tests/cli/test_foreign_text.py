@@ -96,7 +96,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("runs", "runs", "--show", "model"),
         ("runs", "runs", "--csv"),
         ("runs", "runs", "--markdown"),
-        ("diff", "other.json", f"{OBEYED}.json"),
+        ("trace", f"{OBEYED}.json", "--against", "other.json"),
         ("plan", f"{OBEYED}.toml"),
         ("estimate", f"missing{OBEYED}.toml"),
         ("fsck", f"runs/{OBEYED}"),

@@ -12,9 +12,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from shardwise.cli.examples import EXAMPLES
-from shardwise.cli.main import COMMANDS, GROUPS, add_commands, app
-from shardwise.version import __version__
+from shardwise.cli.help_examples import EXAMPLES
+from shardwise.cli.main import COMMANDS, GROUPS, RENAMED, add_commands, app
+from shardwise.spec.version import __version__
 from tests.command import PATIENCE_S
 from tests.screens import assert_screen
 
@@ -71,11 +71,25 @@ def test_every_option_says_what_it_is(group: typer.core.TyperGroup) -> None:
             assert told.strip().endswith((".", "…")), f"{name}: {parameter.name}: {told}"
 
 
+def test_a_former_name_works_and_says_the_new_one() -> None:
+    for name, now in RENAMED.items():
+        done = shardwise(name, "--help")
+        assert done.returncode == 0
+        assert f"'shardwise {now}'" in done.stderr
+        assert f"shardwise {name} " in done.stdout
+    assert not {*RENAMED} & {*COMMANDS}
+
+
 def test_help_fits_a_terminal() -> None:
     for words in ([], ["plan"], ["export"]):
         done = shardwise(*words, "--help")
         assert done.returncode == 0
         assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_help_of_every_command_takes_two_screens() -> None:
+    for name in COMMANDS:
+        assert len(shardwise(name, "--help").stdout.splitlines()) <= 2 * 40, name
 
 
 def test_flags_show_no_type(group: typer.core.TyperGroup) -> None:
@@ -95,7 +109,7 @@ def test_commands_are_grouped(group: typer.core.TyperGroup) -> None:
 
 
 def test_completion_knows_the_catalogue() -> None:
-    assert completed("shardwise pro") == ["profile"]
+    assert completed("shardwise cal") == ["calibrate"]
     assert "llama-3-8b" in completed("shardwise plan --model llama-3-")
     assert "4x8xH100-SXM" in completed("shardwise plan --cluster 4x8xH100")
     assert completed("shardwise export run.toml --to kub") == ["kubernetes"]

@@ -13,20 +13,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from shardwise.api import estimate_run
-from shardwise.calibrate.fit import CPU, Fit
-from shardwise.calibrate.machine.collectives import Collective, Message
-from shardwise.calibrate.machine.compute import Compute, Product
-from shardwise.calibrate.machine.line import Line
-from shardwise.calibrate.machine.measure import Machine
-from shardwise.calibrate.machine.quality import doubts
-from shardwise.calibrate.machine.timing import Timing
 from shardwise.checkpoint.dcp.load import Loaded
 from shardwise.checkpoint.export.weights import ExportedWeights
 from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.verify.fsck import check, find_checkpoints
 from shardwise.observe.observation import Observation, units_of
-from shardwise.progress import Stages
+from shardwise.predict.api import estimate_run
 from shardwise.report.calibrate import print_fit
 from shardwise.report.doctor import print_checks
 from shardwise.report.export_weights import print_exported
@@ -34,11 +26,19 @@ from shardwise.report.fsck import print_checked
 from shardwise.report.machine import print_doubts, print_machine
 from shardwise.report.train import TrainScreen
 from shardwise.spec.calibration import Calibration
+from shardwise.spec.progress import Stages
 from shardwise.spec.run import RunSpec, read_run
 from shardwise.step.profile import MemoryProfile, TimeProfile
-from shardwise.train.check import Check
-from shardwise.train.packing import DataStatistics
-from shardwise.train.run import Result
+from shardwise.trainer.data.packing import DataStatistics
+from shardwise.trainer.run import Result
+from shardwise.trials.calibrate.fit import CPU, Fit
+from shardwise.trials.calibrate.machine.collectives import Collective, Message
+from shardwise.trials.calibrate.machine.compute import Compute, Product
+from shardwise.trials.calibrate.machine.line import Line
+from shardwise.trials.calibrate.machine.measure import Machine
+from shardwise.trials.calibrate.machine.quality import doubts
+from shardwise.trials.calibrate.machine.timing import Timing
+from shardwise.trials.doctor.check import Check
 from tests.checkpoint.ours import file_name, write_ours
 from tests.command import refusal
 from tests.screens import assert_screen

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from benchmarks.measured.files import check
-from shardwise.contribution.collect import collect, collect_all
-from shardwise.contribution.record import Contribution
+from shardwise.runs.contribution.collect import collect, collect_all
+from shardwise.runs.contribution.record import Contribution
 from shardwise.runs.record import NAME
 from shardwise.spec.run import write_run
 from shardwise.step.profile import read_profile, read_profile_file
@@ -239,7 +239,7 @@ def test_an_unsteady_run_is_asked_about_and_not_written_by_scripts(folder: Path)
 
 
 def test_accept_refuses_an_empty_choice() -> None:
-    (problem,) = refusal("accept", "--only", "")
+    (problem,) = refusal("doctor", "--only", "")
     assert problem.startswith("--only")
 
 

@@ -18,8 +18,8 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.contribution.collect import collect
-from shardwise.contribution.record import VERSION, Contribution
+from shardwise.runs.contribution.collect import collect
+from shardwise.runs.contribution.record import VERSION, Contribution
 from shardwise.runs.record import NAME
 from shardwise.spec import catalogue
 from shardwise.spec.record import SpecError
@@ -198,7 +198,7 @@ def test_no_text_survives(marker: str, how: str, kind: str) -> None:
 
 @given(text=st.text() | st.from_regex(VERSION) | st.from_regex(r"2\.13\.0\+[a-z]{1,9}"))
 def test_of_a_version_only_public_numbers_stay(text: str) -> None:
-    from shardwise.contribution.collect import _version
+    from shardwise.runs.contribution.collect import _version
 
     found = _version(text)
     assert found is None or re.fullmatch(VERSION, found)

@@ -10,11 +10,12 @@ from shardwise.engine.loss import loss_of
 from shardwise.engine.mesh import resolve_for_world, world
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import micro_batch
-from shardwise.engine.torch_private import plain_tensors
-from shardwise.spec import ModelSpec, Strategy
+from shardwise.pytorch.adapted import adapt
+from shardwise.pytorch.build import build_module
+from shardwise.pytorch.private import plain_tensors
 from shardwise.spec.adapter import Adapter, read_adapter
-from shardwise.units.adapted import adapt
-from shardwise.units.build import build_module
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.strategy import Strategy
 from tests.distributed.parity_run import gradients_of
 from tests.units.reduced import build
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from shardwise.predict.configurations import Configurations
 from shardwise.predict.memory import predict_memory
 from shardwise.predict.traffic import predict_traffic
-from shardwise.spec import ModelSpec, Strategy
+from shardwise.pytorch.adapted import adapt
+from shardwise.spec.model import ModelSpec
 from shardwise.spec.optimizer import Optimizer
+from shardwise.spec.strategy import Strategy
 from shardwise.step.profile import CollectiveProfile, by_operation
-from shardwise.units.adapted import adapt
 from shardwise.units.decoder import decoder_units
 from shardwise.units.division import Division
 from shardwise.units.module import module_units

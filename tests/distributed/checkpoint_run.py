@@ -20,7 +20,7 @@ from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.pieces import Tensor
 from shardwise.checkpoint.format.place import find_place
 from shardwise.engine.parallelize import parallelize
-from shardwise.spec import Strategy
+from shardwise.spec.strategy import Strategy
 
 # None is a multiple of a number of processes; the last leaves one of four with nothing.
 VOCAB, HIDDEN, WIDE, FEW = 513, 7, 1027, 3

@@ -14,12 +14,13 @@ from shardwise.engine.ledger import LiveBytes
 from shardwise.engine.loss import loss_of
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import micro_batch
-from shardwise.engine.torch_private import plain_tensors
 from shardwise.engine.wrapped import axes_of
-from shardwise.spec import ModelSpec, Strategy
+from shardwise.pytorch.adapted import adapt
+from shardwise.pytorch.private import plain_tensors
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
-from shardwise.train.optimizer import clear_gradients, make_optimizer
-from shardwise.units.adapted import adapt
+from shardwise.trainer.optimizer import clear_gradients, make_optimizer
 from shardwise.units.module import TORCH_DTYPES
 from tests.units.reduced import build
 

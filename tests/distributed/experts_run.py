@@ -15,7 +15,8 @@ from shardwise.engine.mesh import resolve_for_world, world
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.wrapped import axes_of
 from shardwise.integrations.watch import StepWatch
-from shardwise.spec import ModelSpec, Strategy
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.strategy import Strategy
 from tests.distributed.checkpoint_run import Tied, digest, full, local
 from tests.units.reduced import build
 

@@ -22,8 +22,8 @@ from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.pieces import Tensor
 from shardwise.checkpoint.format.place import find_place
 from shardwise.engine import rank_tree
-from shardwise.engine.device import is_lost_peer
 from shardwise.engine.rank_tree import RankTree, shared_tree
+from shardwise.pytorch.device import is_lost_peer
 from tests.distributed.layout_run import said_by
 
 ROWS = 100

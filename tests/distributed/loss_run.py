@@ -12,7 +12,8 @@ from shardwise.engine.loss import apply_chunked_loss, loss_of
 from shardwise.engine.mesh import make_mesh, resolve_for_world, world
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import micro_batch, remember
-from shardwise.spec import ModelSpec, Strategy
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.strategy import Strategy
 from tests.distributed.engine_run import measured_peak
 from tests.distributed.parity_run import gradients_of
 from tests.units.reduced import build

@@ -13,7 +13,8 @@ from shardwise.engine.loss import loss_of
 from shardwise.engine.mesh import resolve_for_world
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import micro_batch
-from shardwise.spec import ModelSpec, Strategy
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.strategy import Strategy
 from tests.distributed.checkpoint_run import Run
 from tests.units.reduced import build, reduced
 

@@ -11,10 +11,11 @@ import torch.distributed as dist
 from shardwise.engine.loss import loss_of
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import micro_batch
-from shardwise.spec import ModelSpec, Strategy
+from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
+from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
-from shardwise.train.optimizer import clear_gradients, make_optimizer
+from shardwise.trainer.optimizer import clear_gradients, make_optimizer
 from tests.units.reduced import build
 
 BATCH, SEQ_LEN = 4, 32

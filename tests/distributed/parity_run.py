@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from shardwise.accept.parity import full
 from shardwise.engine.mesh import resolve_for_world, world
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import micro_batch
-from shardwise.spec import ModelSpec, Strategy
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.strategy import Strategy
+from shardwise.trials.accept.parity import full
 from tests.units.reduced import build
 
 STEPS, GLOBAL_SEQUENCES, SEQ_LEN = 6, 8, 16

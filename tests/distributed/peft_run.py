@@ -14,10 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 from shardwise.engine.loss import loss_of
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import is_parallel, micro_batch
-from shardwise.engine.torch_private import plain_tensors
 from shardwise.integrations.watch import StepWatch
-from shardwise.spec import Strategy
-from shardwise.units.blocks import find_blocks
+from shardwise.pytorch.blocks import find_blocks
+from shardwise.pytorch.private import plain_tensors
+from shardwise.spec.strategy import Strategy
 from tests.units.reduced import build, reduced
 
 SPEC = reduced("llama", layers=3, hidden=128, heads=4, head_dim=32, ffn=352, vocab=256)

@@ -13,10 +13,10 @@ from torch.distributed.tensor.experimental._context_parallel import _attention
 from torch.nn.functional import cross_entropy
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from shardwise.accept.parity import compute_norms_exactly
 from shardwise.engine.counter import CollectiveCounter
 from shardwise.engine.mesh import world
-from shardwise.spec import ModelSpec
+from shardwise.spec.model import ModelSpec
+from shardwise.trials.accept.parity import compute_norms_exactly
 from tests.units.reduced import build
 
 templates: Any = _attention

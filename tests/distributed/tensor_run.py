@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from shardwise.accept.parity import batch_of, train_exactly
 from shardwise.engine.counter import CollectiveCounter
 from shardwise.engine.local_parts import is_divided
 from shardwise.engine.loss import loss_of
@@ -14,10 +13,12 @@ from shardwise.engine.mesh import resolve_for_world, world
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import micro_batch
 from shardwise.engine.wrapped import axes_of
-from shardwise.spec import ModelSpec, Strategy
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.strategy import Strategy
 from shardwise.step.profile import by_operation
-from shardwise.train.clip import clip_gradients
-from shardwise.train.measure import norm_traffic
+from shardwise.trainer.clip import clip_gradients
+from shardwise.trainer.measure import norm_traffic
+from shardwise.trials.accept.parity import batch_of, train_exactly
 from tests.distributed.checkpoint_run import digest
 from tests.units.reduced import build
 

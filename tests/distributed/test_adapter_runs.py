@@ -104,7 +104,7 @@ def test_a_resumed_run_is_equal_to_the_bit(base: str, tmp_path: Path, workers: W
 @pytest.mark.nightly
 @pytest.mark.parametrize("base", ["fp32", "nf4"])
 def test_a_killed_run_loses_nothing(base: str, tmp_path: Path) -> None:
-    from shardwise.train.launch import kill_tree
+    from shardwise.launch.launcher import kill_tree
 
     text = write_adapted(tmp_path, base, steps=40, every=2).read_text()
     for name in ("whole", "killed"):
@@ -165,8 +165,8 @@ def with_trained_tensors(folder: Path, base: Any, adapter: str) -> Any:
     """The trained model, from the checkpoint and without the export."""
     import tomllib
 
+    from shardwise.pytorch.adapted import adapt
     from shardwise.spec.adapter import read_adapter
-    from shardwise.units.adapted import adapt
 
     model = adapt(base, read_adapter(tomllib.loads(f"[adapter]\n{adapter}")["adapter"]))
     weights = {

@@ -70,7 +70,7 @@ def test_experts_are_compared_in_fp64() -> None:
     from shardwise.engine.materialize import Materializer
     from shardwise.spec.lookup import find_model
     from shardwise.spec.strategy import Strategy
-    from shardwise.train.doctor import build_exact, reduced
+    from shardwise.trials.doctor.run import build_exact, reduced
 
     small = reduced(find_model("mixtral-8x7b"), Strategy(kind="zero3"))
     assert small is not None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.spec import ModelSpec
+from shardwise.spec.model import ModelSpec
 from tests.distributed.workers import Workers
 from tests.gate import in_gate
 from tests.predict.toy import resolve

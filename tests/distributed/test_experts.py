@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.spec import ModelSpec
+from shardwise.spec.model import ModelSpec
 from shardwise.units.decoder import decoder_units
 from tests.distributed.workers import Workers
 from tests.gate import first_in_gate, in_gate

@@ -19,7 +19,7 @@ safetensors = pytest.importorskip("safetensors")
 
 from shardwise.checkpoint.export.weights import NotExportedError, export_first  # noqa: E402
 from shardwise.checkpoint.format.place import LocalPlace  # noqa: E402
-from shardwise.units.build import build_module  # noqa: E402
+from shardwise.pytorch.build import build_module  # noqa: E402
 from tests.distributed.train_run import run_toml  # noqa: E402
 
 SAVING = "trackers = []\nmeasure = false\ncheckpoint = { every = 4, keep = 2 }"

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 
@@ -142,8 +143,9 @@ def write(folder: Path, case: Case) -> Path:
 
 
 def trained(workers: Workers, file: Path, case: Case) -> list[float]:
-    """The losses that the trainer logs."""
-    workers.run(run_toml, case.processes, [{"file": str(file)}])
+    """The losses that the trainer logs, with as many threads as under a launcher."""
+    with mock.patch.dict(os.environ, LOCAL_WORLD_SIZE=str(case.processes)):
+        workers.run(run_toml, case.processes, [{"file": str(file)}])
     return losses(file.parent)
 
 

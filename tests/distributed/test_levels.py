@@ -13,7 +13,7 @@ from tests.distributed.workers import Workers
 from tests.gate import first_in_gate
 
 pytest.importorskip("torch")
-from shardwise.engine.device import ONE_GROUP
+from shardwise.pytorch.device import ONE_GROUP
 from tests.distributed.levels_run import ROUNDS, hear, load, lose_a_rank, save, start_first
 
 # Less than the half hour that ranks wait for each other where nobody tells them.

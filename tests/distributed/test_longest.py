@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.planning.plan import make_plan
+from shardwise.planning.make import make_plan
 from shardwise.planning.problem import Problem
 from shardwise.planning.reasons.warnings import LongestSequence
 from shardwise.predict.estimate import usable_bytes

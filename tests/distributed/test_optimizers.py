@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shardwise.checkpoint.format.place import find_place
-from shardwise.spec import ModelSpec
+from shardwise.spec.model import ModelSpec
 from shardwise.spec.optimizer import LOW_BIT, OPTIMIZERS, Optimizer
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import parse_strategy

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.spec import Strategy
 from shardwise.spec.record import SpecError
+from shardwise.spec.strategy import Strategy
 from tests.distributed.workers import Workers
 from tests.pairwise import Chosen, all_pairs, can_occur, covering, held_pairs, pairwise
 from tests.units.reduced import reduced

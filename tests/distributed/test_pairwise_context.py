@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from shardwise.spec import ModelSpec, Strategy
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.strategy import Strategy
 from tests.distributed.workers import Workers
 from tests.pairwise import Chosen, pairwise
 from tests.units.reduced import reduced

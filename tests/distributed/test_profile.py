@@ -121,7 +121,9 @@ def test_windows_that_repeat_become_a_curve(tmp_path: Path) -> None:
 
 def test_one_command_profiles_and_tells(tmp_path: Path) -> None:
     file = write(tmp_path, kind="zero2", micro_batch=4, log_every=20)
-    done = shardwise("profile", str(file), "--nproc", "2", "--name", "it", folder=tmp_path)
+    done = shardwise(
+        *("train", str(file), "--profile", "3", "--nproc", "2", "--name", "it"), folder=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     shown = done.stdout
     assert "steps 7 to 9" in shown

@@ -78,7 +78,7 @@ def started(tmp_path: Path) -> Iterator[object]:
         return process
 
     yield start
-    from shardwise.train.launch import kill_tree
+    from shardwise.launch.launcher import kill_tree
 
     for process in running:
         kill_tree(process.pid)

@@ -22,11 +22,11 @@ import psutil
 import pytest
 
 from benchmarks.hosts.cluster import RUN, STRATEGIES
-from shardwise.engine.channel import Secret
-from shardwise.train.membership import Post
-from shardwise.train.refusals import Reason
-from shardwise.train.rendezvous_server import GREETING
-from shardwise.train.shared_secret import FILE, VARIABLE
+from shardwise.launch.membership import Post
+from shardwise.launch.refusals import Reason
+from shardwise.launch.rendezvous_server import GREETING
+from shardwise.launch.shared_secret import FILE, VARIABLE
+from shardwise.pytorch.channel import Secret
 from tests.command import COMMAND, PATIENCE_S, environment
 from tests.distributed.launch import free_port
 from tests.distributed.watched_model import FOLDER

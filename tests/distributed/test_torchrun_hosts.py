@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks.hosts.cluster import wait_until
 from benchmarks.lab.network import Host, available, hosts, kill_processes
-from shardwise.train.shared_secret import VARIABLE
+from shardwise.launch.shared_secret import VARIABLE
 from tests.command import COMMAND, PATIENCE_S, ROOT, environment
 from tests.distributed.launch import free_port
 

@@ -28,7 +28,7 @@ from tests.terminal import left_of, on_terminal
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
-from shardwise.train.doctor import check_plan
+from shardwise.trials.doctor.plan_checks import check_plan
 from tests.distributed.train_run import run_saving_at_once, run_toml
 
 

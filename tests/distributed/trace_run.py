@@ -14,9 +14,10 @@ from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import micro_batch
 from shardwise.engine.wrapped import axes_of
 from shardwise.observe.rank.axes import MESH
-from shardwise.spec import ModelSpec, Strategy
-from shardwise.train.clip import clip_gradients
-from shardwise.train.profile import mesh_metadata
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.strategy import Strategy
+from shardwise.trainer.clip import clip_gradients
+from shardwise.trainer.profile import mesh_metadata
 from tests.units.reduced import build
 
 

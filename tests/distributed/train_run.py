@@ -9,8 +9,8 @@ from unittest import mock
 
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import read_run
-from shardwise.train import save_pace
-from shardwise.train.run import run_training
+from shardwise.trainer import save_pace
+from shardwise.trainer.run import run_training
 
 
 def run_toml(case: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 pytest.importorskip("torch")
-from shardwise.engine.connections import Connections, limit_silence
+from shardwise.pytorch.connections import Connections, limit_silence
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="uses /proc")
 

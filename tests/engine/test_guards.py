@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.spec import SpecError, Strategy
+from shardwise.spec.record import SpecError
+from shardwise.spec.strategy import Strategy
 from tests.units.reduced import build, reduced
 
 torch = pytest.importorskip("torch")

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from shardwise.spec import SpecError, Strategy
 from shardwise.spec.families import FAMILIES
+from shardwise.spec.record import SpecError
+from shardwise.spec.strategy import Strategy
 from tests.units.reduced import build, reduced
 
 torch = pytest.importorskip("torch")

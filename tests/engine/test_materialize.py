@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from shardwise.spec import SpecError, Strategy
 from shardwise.spec.lookup import ConfigRef, find_config
+from shardwise.spec.record import SpecError
+from shardwise.spec.strategy import Strategy
 from tests.units.reduced import build, reduced
 
 torch = pytest.importorskip("torch")
@@ -17,9 +18,9 @@ from torch import nn  # noqa: E402
 
 from shardwise.engine.materialize import Materializer  # noqa: E402
 from shardwise.engine.parallelize import parallelize  # noqa: E402
-from shardwise.train.weights import pretrained_fill  # noqa: E402
-from shardwise.units.blocks import find_blocks  # noqa: E402
-from shardwise.units.build import build_module  # noqa: E402
+from shardwise.pytorch.blocks import find_blocks  # noqa: E402
+from shardwise.pytorch.build import build_module  # noqa: E402
+from shardwise.trainer.weights import pretrained_fill  # noqa: E402
 
 CPU = torch.device("cpu")
 FAMILIES = (

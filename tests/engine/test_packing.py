@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.spec import SpecError
+from shardwise.spec.record import SpecError
 from tests.units.reduced import build, reduced
 
 torch = pytest.importorskip("torch")
@@ -16,7 +16,7 @@ transformers = pytest.importorskip("transformers")
 from shardwise.engine.loss import IGNORED, apply_chunked_loss, logits_of, loss_of  # noqa: E402
 from shardwise.engine.packing import ARCHITECTURES, check_packing  # noqa: E402
 from shardwise.engine.parallelize import parallelize  # noqa: E402
-from shardwise.spec import Strategy  # noqa: E402
+from shardwise.spec.strategy import Strategy  # noqa: E402
 
 LENGTHS = (13, 1, 10)
 SIZES: dict[str, Any] = {

@@ -6,10 +6,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from shardwise.spec import ModelSpec, Strategy
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.families import DIVISIBLE, FAMILIES
+from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
+from shardwise.spec.strategy import Strategy
 from tests.units.reduced import build, reduced
 
 pytest.importorskip("torch")
@@ -18,7 +19,7 @@ from torch import nn
 
 from shardwise.engine.context import check_context
 from shardwise.engine.tensor import TensorParallel, divided_modules
-from shardwise.units.adapted import adapt
+from shardwise.pytorch.adapted import adapt
 
 SMALL: dict[str, Any] = {"hidden": 64, "heads": 4, "head_dim": 16, "ffn": 96, "vocab": 101}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.train.metric_names import METRICS
+from shardwise.trainer.metric_names import METRICS
 from tests.fleet.files import ALERTS, DASHBOARD, dashboard, metric_names
 
 KNOWN = {metric.name for metric in METRICS}

@@ -13,9 +13,9 @@ import pytest
 
 from shardwise.spec.record import SpecError, SpecWarning
 from shardwise.spec.train import MetricsSettings
-from shardwise.train.metric_names import LOGGED, MEMORY_KINDS, METRICS
-from shardwise.train.prometheus import Exporter, LiveRun
-from shardwise.train.run_record import Progress
+from shardwise.trainer.metric_names import LOGGED, MEMORY_KINDS, METRICS
+from shardwise.trainer.prometheus import Exporter, LiveRun
+from shardwise.trainer.run_record import Progress
 from tests.distributed.launch import free_port
 from tests.fleet.running import training
 

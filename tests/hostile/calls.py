@@ -41,12 +41,12 @@ READERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("fsck", "FILE"), ""),
     (("runs", "FILE"), ""),
     (("contribute", "FILE"), ".json"),
-    (("diff", "FILE", "FILE"), ".json.gz"),
+    (("trace", "FILE", "--against", "FILE"), ".json.gz"),
     (("report", "FILE"), ".json"),
     (("report", "FILE"), ".toml"),
     (("train", "FILE", "--nproc", "2", "--steps", "1"), ".toml"),
     (("doctor", "FILE"), ".toml"),
-    (("profile", "FILE", "--nproc", "2"), ".toml"),
+    (("train", "FILE", "--profile", "1", "--nproc", "2"), ".toml"),
     (("compare", "FILE", "--nproc", "2", "--rounds", "1", "--steps", "8"), ".toml"),
     (("tune", "FILE", "--nproc", "2", "--top", "1", "--steps", "8"), ".toml"),
     (("calibrate", "--from-run", "FILE"), ""),
@@ -69,9 +69,9 @@ OPTIONS: tuple[tuple[str, ...], ...] = (
     # What follows is refused before anything is measured.
     ("calibrate", "--network", "nan", "--device"),
     ("calibrate", "--device", "V100", "--network"),
-    ("accept", "--only"),
-    ("accept", "--skip"),
-    ("accept", "--only", "memory", "--deadline", "1", "--device"),
+    ("doctor", "--only"),
+    ("doctor", "--skip"),
+    ("doctor", "--only", "memory", "--deadline", "1", "--device"),
 )
 # Of commands that take a run: FILE is one, for GPUs that are not there.
 OPTIONS_OF_RUNS: tuple[tuple[str, ...], ...] = (
@@ -79,13 +79,14 @@ OPTIONS_OF_RUNS: tuple[tuple[str, ...], ...] = (
     ("train", "FILE", "--name"),
     ("train", "FILE", "--nnodes"),
     ("train", "FILE", "--steps"),
-    ("profile", "FILE", "--name"),
+    ("train", "FILE", "--profile", "1", "--name"),
     ("compare", "FILE", "--strategies"),
     ("tune", "FILE", "--strategies"),
     ("tune", "FILE", "--batches"),
     ("export-weights", "FILE", "-o", "out", "--shard-size"),
-    ("diff", "FILE", "FILE", "--top"),
+    ("trace", "FILE", "--against", "FILE", "--top"),
     ("report", "FILE", "-o"),
+    ("examples",),
     ("calibrate", "--from-run", "FILE", "-o"),
 )
 NAMES = ("a\nb.json", "\x1b[2J.json", "\u202etxt.json", "=1+1.json", "-rf", "a" * 250)
@@ -113,7 +114,7 @@ SAMPLE = tuple(
         ("trace", "pipe"), ("import", "yaml code"), ("plan", "endless"), ("estimate", "digits"),
         ("import", "yaml laughs"), ("import", "python code"), ("runs", "escape"),
         ("contribute", "deep list"), ("fsck", "pipe"), ("export", "dotted"),
-        ("train", "deep toml"), ("doctor", "pipe"), ("diff", "gzip cut"), ("report", "deep dict"),
+        ("train", "deep toml"), ("doctor", "pipe"), ("trace", "gzip cut"), ("report", "deep dict"),
         ("rendezvous", "pipe"),
     }
 )  # fmt: skip

@@ -33,7 +33,7 @@ def forks() -> Iterator[Forks]:
 @pytest.fixture(scope="module")
 def forks_with_torch() -> Iterator[Forks]:
     pytest.importorskip("torch")
-    with Forks(*COMMON, "torch", "shardwise.train.launch") as small:
+    with Forks(*COMMON, "torch", "shardwise.launch.launcher") as small:
         yield small
 
 

@@ -12,9 +12,9 @@ pytest.importorskip("scipy")
 from benchmarks.lab import machine, network
 from benchmarks.lab.cases import STRATEGIES, Case, measure_cases
 from benchmarks.lab.quiet import why_not_judged
-from shardwise.calibrate.fit import fit
 from shardwise.predict.rates import Coefficients
 from shardwise.spec.lookup import find_cluster
+from shardwise.trials.calibrate.fit import fit
 
 # As long jobs wait, in all, until others use little of the machine.
 PATIENCE_S = 300.0

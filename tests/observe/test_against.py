@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwise.api import describe_run, estimate_run, replay_run
 from shardwise.observe.against import against, predicted_units, side_by_side, traffic_terms
 from shardwise.observe.rank.summary import summarise_rank
+from shardwise.predict.api import estimate_run, replay_run
+from shardwise.spec.question import describe_run
 from shardwise.spec.run import RunSpec, write_run
 from shardwise.step.spans import Timeline
 from tests.command import shardwise

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from shardwise.observe.analysis import read_traces
 from shardwise.observe.diagnosis.verdicts import verdicts_of
 from shardwise.observe.file.stream import CHUNK, read_chunks
 from shardwise.observe.file.trace import read_trace
-from shardwise.observe.rules import Thresholds
 from shardwise.observe.summary import Summary, summarise
 from shardwise.report.trace import print_trace
 from shardwise.spec.record import SpecError
@@ -37,7 +37,7 @@ def summary_of(path: Path) -> Summary:
     found_causes = verdicts_of(found)
     assert all(math.isfinite(v.saves_ns) and v.saves_ns >= 0 for v in found_causes)
     screen = StringIO()
-    print_trace(found, found_causes, Thresholds(), console=Console(file=screen, width=80))
+    print_trace(read_traces([path]), console=Console(file=screen, width=80))
     assert "nan" not in screen.getvalue().lower()
     return found
 

@@ -74,9 +74,9 @@ def test_names_lose_what_no_person_reads() -> None:
 @pytest.mark.parametrize(("step", "code"), [(1000.0, 0), (1500.0, 1)])
 def test_the_exit_code_says_whether_it_got_slower(tmp_path: Path, step: float, code: int) -> None:
     one, other = trace(tmp_path / "a.json", BASE), trace(tmp_path / "b.json", BASE, step)
-    done = shardwise("diff", str(one), str(other))
+    done = shardwise("trace", str(other), "--against", str(one))
     assert done.returncode == code, done.stderr
-    found = json.loads(shardwise("diff", str(one), str(other), "--json").stdout)
+    found = json.loads(shardwise("trace", str(other), "--against", str(one), "--json").stdout)
     assert found["regressed"] is bool(code)
     assert found["after"]["step_ns"] == step * 1000
 
@@ -85,10 +85,10 @@ def test_the_screen_shows_changes_beyond_noise(tmp_path: Path) -> None:
     before = trace(tmp_path / "a.json", BASE)
     changed = {"void gemm<float>(int)": [400, 401, 399], "norm": [70, 65, 85], "new": [30, 30, 30]}
     after = trace(tmp_path / "b.json", changed, step=1200.0)
-    done = shardwise("diff", str(before), str(after))
+    done = shardwise("trace", str(after), "--against", str(before))
     assert done.returncode == 1, done.stderr
     assert_screen("diff-regression", done.stdout)
-    assert_screen("diff-same", shardwise("diff", str(before), str(before)).stdout)
+    assert_screen("diff-same", shardwise("trace", str(before), "--against", str(before)).stdout)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_data_bound_pair_is_told_by_its_data(tmp_path: Path) -> None:
     assert first.part == "data_loading"
     assert 50e6 < first.delta_ns < 70e6
     assert abs(second.delta_ns) < first.delta_ns / 3
-    assert_screen("diff-data", shardwise("diff", *map(str, paths)).stdout)
+    assert_screen("diff-data", shardwise("trace", str(paths[1]), "--against", str(paths[0])).stdout)
 
 
 # Without a time in it: workers of a test run must agree on the name of a case.
@@ -151,7 +151,7 @@ def test_a_wrong_input_is_one_sentence_and_exit_2(
 ) -> None:
     good, bad = trace(tmp_path / "a.json", BASE), tmp_path / name
     bad.mkdir() if content is None else bad.write_bytes(content)
-    done = shardwise("diff", str(good), str(bad))
+    done = shardwise("trace", str(bad), "--against", str(good))
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.strip().splitlines()
     assert str(bad) in line

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.api import plan
+from shardwise.planning.api import plan
 from shardwise.planning.degrees import degrees, of_groups
 from shardwise.planning.layout import Degrees
 from shardwise.planning.plan import Plan

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwise.planning.make import make_plan
 from shardwise.planning.money import (
     HALF_THE_TIME,
     Budget,
@@ -19,7 +20,6 @@ from shardwise.planning.money import (
     read_price,
     smaller_clusters,
 )
-from shardwise.planning.plan import make_plan
 from shardwise.planning.problem import Problem
 from shardwise.planning.rows import Candidate
 from shardwise.predict.intervals import error_interval

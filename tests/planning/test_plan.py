@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 import pytest
 
 import shardwise
-from shardwise.api import describe_run, estimate_run, plan_run
+from shardwise.planning.api import plan_run
 from shardwise.planning.batches import LARGE_BATCH, USUAL_BATCH
 from shardwise.planning.layout import Layout
+from shardwise.planning.make import FAST_ENOUGH, make_plan
 from shardwise.planning.money import Budget
-from shardwise.planning.plan import FAST_ENOUGH, Plan, make_plan
+from shardwise.planning.plan import Plan
 from shardwise.planning.reasons.layout import Compared, DoesNotFit, NetworkCrossover, StatesFit
 from shardwise.planning.reasons.limits import (
     Alternative,
@@ -32,9 +33,11 @@ from shardwise.planning.reasons.warnings import (
 )
 from shardwise.planning.rows import Candidate
 from shardwise.planning.space import Space
+from shardwise.predict.api import estimate_run
 from shardwise.report.estimate_words import NO_WAY
 from shardwise.spec.lookup import find_cluster, write_cluster
 from shardwise.spec.mesh import Mesh
+from shardwise.spec.question import describe_run
 from shardwise.spec.record import SpecError
 from tests.command import shardwise as command
 from tests.screens import assert_screen

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from benchmarks.brute_force import ALLOWED, compare, random_problem, random_problems
 from shardwise.planning.batches import BATCH_TOLERANCE, LARGE_BATCH, USUAL_BATCH
 from shardwise.planning.limits import MIN_GAIN
-from shardwise.planning.plan import Plan, make_plan
+from shardwise.planning.make import make_plan
+from shardwise.planning.plan import Plan
 from shardwise.planning.price import price_one, scaled_link, scaled_network
 from shardwise.planning.reasons.layout import (
     Compared,

@@ -8,8 +8,8 @@ import pytest
 
 from shardwise.planning.difference import difference
 from shardwise.planning.least import devices_for_deadline, least, parse_target
+from shardwise.planning.make import make_plan
 from shardwise.planning.money import DAY, Budget
-from shardwise.planning.plan import make_plan
 from shardwise.planning.problem import Problem
 from shardwise.planning.vary import sized, varied
 from shardwise.planning.whatif import point, study

@@ -11,11 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 import shardwise
-from shardwise.api import describe_run, estimate_run, plan_run, ways_for
 from shardwise.cli.main import add_commands, app
+from shardwise.planning.api import plan_run, ways_for
+from shardwise.predict.api import estimate_run
 from shardwise.predict.estimate import reserved_interval, verdict
 from shardwise.predict.fit import shortfall_of
 from shardwise.spec import catalogue
+from shardwise.spec.question import describe_run
 
 GIB = 2**30
 

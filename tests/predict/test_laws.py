@@ -31,9 +31,9 @@ from shardwise.predict.rates import Coefficients, Hardware, hardware_of
 from shardwise.predict.time import Times, predict_time, schedule, times_of
 from shardwise.predict.traffic import predict_traffic
 from shardwise.predict.work import predict_work
-from shardwise.spec import ModelSpec
 from shardwise.spec.catalogue import find_device
 from shardwise.spec.lookup import find_cluster
+from shardwise.spec.model import ModelSpec
 from shardwise.units.decoder import decoder_units
 from shardwise.units.unit import ModelUnits
 from tests.examples import examples

@@ -11,9 +11,9 @@ import pytest
 import shardwise
 from shardwise.predict.intervals import error_interval
 from shardwise.predict.level import correction, narrowing
-from shardwise.spec import SpecError
 from shardwise.spec.level import Level
 from shardwise.spec.lookup import find_cluster, write_cluster
+from shardwise.spec.record import SpecError
 from tests.command import shardwise as command
 
 ASKED = ("--model", "llama-3-8b", "--cluster", "8xH100-SXM", "--seq-len", "4096")

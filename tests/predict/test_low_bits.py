@@ -9,7 +9,9 @@ import pytest
 import shardwise
 from shardwise.predict.configurations import Configurations
 from shardwise.predict.traffic import predict_traffic
-from shardwise.spec import ModelSpec, SpecError, Strategy
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.record import SpecError
+from shardwise.spec.strategy import Strategy
 from shardwise.units.load import load_units
 from tests.command import shardwise as command
 

@@ -16,7 +16,8 @@ from shardwise.predict.memory import predict_memory, sum_terms
 from shardwise.predict.program.events import PHASES, TERMS, Alloc, Instant, Phase
 from shardwise.predict.program.step import step_program
 from shardwise.predict.work import predict_work
-from shardwise.spec import ModelSpec, catalogue
+from shardwise.spec import catalogue
+from shardwise.spec.model import ModelSpec
 from shardwise.units.decoder import decoder_units
 from shardwise.units.unit import ModelUnits, Unit
 from tests.predict.blocks import unrolled

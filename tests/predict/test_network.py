@@ -11,10 +11,10 @@ from shardwise.predict.kernels import coefficients_for
 from shardwise.predict.network import all_reduce_s, ring_s
 from shardwise.predict.rates import Bandwidths, Coefficients, Hardware
 from shardwise.predict.time import times_of
-from shardwise.spec import Strategy
 from shardwise.spec.catalogue import find_device
 from shardwise.spec.cluster import ClusterSpec, parse_cluster
 from shardwise.spec.lookup import find_model
+from shardwise.spec.strategy import Strategy
 from shardwise.units.load import load_units
 
 H100 = Hardware(

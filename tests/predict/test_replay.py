@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from shardwise.api import describe_run, estimate_run, replay_run
+from shardwise.predict.api import estimate_run, replay_run
+from shardwise.spec.question import describe_run
 from shardwise.step.breakdown import breakdown
 from shardwise.step.chrome import write_chrome
 from tests.units.reduced import reduced

@@ -7,9 +7,8 @@ from typing import Any
 from shardwise.predict.configurations import Configurations
 from shardwise.predict.memory import Memory, predict_memory
 from shardwise.predict.traffic import predict_traffic
-from shardwise.spec import Strategy
 from shardwise.spec.optimizer import Optimizer
-from shardwise.spec.strategy import parse_strategy
+from shardwise.spec.strategy import Strategy, parse_strategy
 from shardwise.units.unit import ModelUnits, Parameter, Unit
 
 

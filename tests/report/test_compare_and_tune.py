@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.calibrate.tune import Candidate, Probe, Tuned
 from shardwise.report.compare_strategies import print_scores, scores_table
 from shardwise.report.table import csv_text, markdown_text
 from shardwise.report.tune import print_tuned
-from shardwise.train.compare_strategies import Score, ranking
+from shardwise.trials.calibrate.tune import Candidate, Probe, Tuned
+from shardwise.trials.compare_strategies import Score, ranking
 from tests.calibrate.known import observed
 from tests.screens import assert_screen
 from tests.tables import csv_rows, markdown_rows

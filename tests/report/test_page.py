@@ -18,14 +18,15 @@ import pytest
 
 import shardwise
 from benchmarks.scale.pages import measure
-from shardwise.api import describe_run, plan_run
 from shardwise.observe.diagnosis.stragglers import Straggler
+from shardwise.planning.api import plan_run
 from shardwise.report.page.headline import headline, tiles
 from shardwise.report.page.markup import element
 from shardwise.report.page.page import write_page
 from shardwise.report.page.read import read_subjects
 from shardwise.report.page.timeline import Step, packed, thin
 from shardwise.spec.quantity import show_seconds
+from shardwise.spec.question import describe_run
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import write_run
 from shardwise.spec.strategy_words import layout_words

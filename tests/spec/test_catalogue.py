@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from shardwise.spec import SpecError, catalogue
+from shardwise.spec import catalogue
+from shardwise.spec.record import SpecError
 
 FIGURES = ("memory", "memory_bandwidth", "link_bandwidth", "peak")
 

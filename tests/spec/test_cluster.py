@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.spec import SpecError, catalogue
+from shardwise.spec import catalogue
 from shardwise.spec.cluster import parse_cluster
 from shardwise.spec.lookup import find_cluster
+from shardwise.spec.record import SpecError
 
 FIND = catalogue.find_device
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.spec import ModelSpec, SpecError, catalogue
+from shardwise.spec import catalogue
 from shardwise.spec.huggingface import (
     from_config,
     read_config,
@@ -16,7 +16,8 @@ from shardwise.spec.huggingface import (
     without_formulas,
 )
 from shardwise.spec.lookup import ModuleRef, find_model
-from shardwise.spec.record import SpecWarning
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.record import SpecError, SpecWarning
 
 LLAMA = {
     "model_type": "llama",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwise.spec import SpecError, catalogue
+from shardwise.spec import catalogue
 from shardwise.spec.kernels import (
     AttentionKernel,
     CollectiveKernel,
@@ -22,6 +22,7 @@ from shardwise.spec.kernels import (
     kernels_of,
     read_kernels,
 )
+from shardwise.spec.record import SpecError
 
 
 def kernel_of(device: str, family: str, name: str, dtype: str = "bf16") -> Any:

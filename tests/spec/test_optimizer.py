@@ -19,10 +19,10 @@ def test_bytes_are_those_that_the_optimizer_holds(kind: Optimizer, dtype: str) -
     if kind in LOW_BIT:
         pytest.importorskip("torchao")
     from shardwise.engine.sync import remember
-    from shardwise.engine.torch_private import plain_tensors
-    from shardwise.spec import Strategy
+    from shardwise.pytorch.private import plain_tensors
+    from shardwise.spec.strategy import Strategy
     from shardwise.spec.train import TrainSettings
-    from shardwise.train.optimizer import make_optimizer
+    from shardwise.trainer.optimizer import make_optimizer
 
     class Weights(torch.nn.Module):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.spec import SpecError, catalogue
+from shardwise.spec import catalogue
+from shardwise.spec.record import SpecError
 from shardwise.spec.run import read_run, replace_run, run_from_dict, run_table, write_run
 
 SHORT = """
@@ -166,7 +167,7 @@ def test_cpus_have_the_memory_of_this_machine_wherever_a_run_is_read(tmp_path: P
     import psutil
     import torch
 
-    from shardwise.train.start import on_this_world
+    from shardwise.trainer.start import on_this_world
 
     file = tmp_path / "run.toml"
     file.write_text('model = "gpt2"\ncluster = "1x1xCPU"\nstrategy = "single"\n')

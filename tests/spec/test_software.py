@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from shardwise.predict.kernels import coefficients_of, measured_attention, measured_products
-from shardwise.spec import SpecError, catalogue
+from shardwise.spec import catalogue
 from shardwise.spec.catalogue import find_device, step_coefficients
-from shardwise.spec.software import DEFAULT, find_software, is_known
+from shardwise.spec.record import SpecError
+from shardwise.spec.software import DEFAULT, find_software, is_known, software_names
 from tests.command import shardwise
 
-NAMES = catalogue.software_names()
+NAMES = software_names()
 
 
 @pytest.mark.parametrize("name", NAMES)

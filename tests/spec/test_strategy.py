@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.spec import SpecError, Strategy
-from shardwise.spec.strategy import parse_precision, parse_strategy
+from shardwise.spec.record import SpecError
+from shardwise.spec.strategy import Strategy, parse_precision, parse_strategy
 
 
 def resolved(text: str, devices: int = 16, node_size: int = 8, **settings: object) -> Strategy:

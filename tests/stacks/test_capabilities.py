@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shardwise.api import describe_run
 from shardwise.spec.optimizer import OPTIMIZERS
+from shardwise.spec.question import describe_run
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy

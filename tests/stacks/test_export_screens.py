@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.api import estimate_run
+from shardwise.predict.api import estimate_run
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import read_run
 from shardwise.stacks.write.exported import Target

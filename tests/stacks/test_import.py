@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from shardwise.report.imported import imported_toml
 from shardwise.spec.dtype import DTYPE_BYTES, TORCH_NAMES
 from shardwise.spec.lookup import find_cluster, find_model
 from shardwise.spec.record import SpecError, SpecWarning
@@ -19,6 +18,7 @@ from shardwise.spec.strategy import Strategy
 from shardwise.stacks.read import accelerate, deepspeed, fsdp1, known_keys, torch_script, trainer
 from shardwise.stacks.read.imported import Imported
 from shardwise.stacks.read.imports import MAX_BYTES, import_file, imported_run, imported_strategy
+from shardwise.stacks.read.summary import imported_toml
 from shardwise.stacks.read.torch_values import DTYPES
 from shardwise.stacks.write.accelerate import export
 from tests.command import shardwise
@@ -667,7 +667,8 @@ def test_plan_compares_with_what_runs_today(tmp_path: Path) -> None:
 
 
 def test_groups_keep_their_size_on_another_cluster(tmp_path: Path) -> None:
-    from shardwise.api import _current, describe_run
+    from shardwise.planning.current import current_strategy
+    from shardwise.spec.question import describe_run
 
     run = describe_run("llama-3-8b", "4x8xH100-SXM@400Gbps")
     hybrid = {"kind": "zero3", "replicate": 2, "shard": 8}
@@ -677,7 +678,7 @@ def test_groups_keep_their_size_on_another_cluster(tmp_path: Path) -> None:
         '{"train_batch_size": 32, "zero_optimization": {"stage": 3, "mics_shard_size": 8}}'
     )
     for name in ("run.toml", "ds.json"):
-        found = _current(tmp_path / name, run)
+        found = current_strategy(tmp_path / name, run)
         assert (found.shard, found.replicate) == (8, 4)
 
 

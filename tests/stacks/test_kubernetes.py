@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from shardwise.launch.shared_secret import VARIABLE, take_secret
 from shardwise.spec.run import RunSpec, run_from_dict
 from shardwise.stacks.write.cluster_job import seconds_of
 from shardwise.stacks.write.exported import USUAL, Target
 from shardwise.stacks.write.kubernetes import export
-from shardwise.train.shared_secret import VARIABLE, take_secret
 from tests.command import PATIENCE_S, environment
 from tests.distributed.launch import free_port
 from tests.stacks.runs import HOSTILE, HOSTILE_NAME, large, tiny

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.api import estimate_run, plan_run
+from shardwise.planning.api import plan_run
 from shardwise.planning.problem import Problem
 from shardwise.planning.reasons.limits import Alternative
 from shardwise.planning.reasons.warnings import OnlyReplicated
 from shardwise.planning.search import Search
 from shardwise.planning.space import Space
+from shardwise.predict.api import estimate_run
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import find_cluster, find_model
 from shardwise.spec.record import SpecError
@@ -24,7 +25,12 @@ from shardwise.spec.strategy import Strategy
 from shardwise.stacks.limits import StackLimits
 from shardwise.stacks.read.imports import import_file
 from shardwise.stacks.write.differences import changed_fields
-from shardwise.stacks.write.exports import STACKS, applied_strategy, export_run
+from shardwise.stacks.write.exports import (
+    STACKS,
+    applied_strategy,
+    export_run,
+    shards_along_rows,
+)
 from tests.examples import examples
 from tests.stacks.runs import large
 
@@ -89,7 +95,10 @@ def test_experts_are_priced_as_the_stack_shards_them() -> None:
     fields = {"kind": "zero3", "recompute": "full", "reduce_dtype": "bf16"}
     run = large(model="mixtral-8x7b", job={"seq_len": 4096}, strategy=fields)
     here = estimate_run(run).known_memory
-    there = {stack: estimate_run(run, stack).known_memory for stack in STACKS}
+    there = {
+        stack: estimate_run(run, along_rows=shards_along_rows(stack)).known_memory
+        for stack in STACKS
+    }
     padded = {stack for stack, memory in there.items() if memory.terms != here.terms}
     assert padded == {"accelerate", "trainer", "trl", "axolotl", "llama-factory"}
     # 8 experts of 3 x 14336 x 4096 in 32 layers, once more, over 16 devices in fp32.
@@ -106,7 +115,7 @@ def test_a_plan_for_a_stack_that_pads_experts_has_its_figures(stack: str) -> Non
     )
     assert found.winner is not None
     assert run is not None
-    there = estimate_run(run, stack).known_memory
+    there = estimate_run(run, along_rows=shards_along_rows(stack)).known_memory
     assert there.needed_bytes == pytest.approx(found.winner.needed_bytes, rel=1e-6)
     # More than 8 devices would pad 8 experts, so accelerate shards in groups of 8.
     assert (run.strategy.shard == 8) == (stack == "accelerate")
@@ -225,7 +234,7 @@ def test_an_adapter_is_proposed_only_where_the_stack_trains_one(
         assert run is not None
         ratio = tip.tokens_per_s / adapted.winner.tokens_per_s
         assert ratio == pytest.approx(1, abs=adapted.comparison_error)
-        here = estimate_run(run, stack).known_memory
+        here = estimate_run(run, along_rows=shards_along_rows(stack)).known_memory
         assert here.needed_bytes == pytest.approx(adapted.winner.needed_bytes, rel=1e-6)
 
 

@@ -271,7 +271,7 @@ def test_a_written_model_is_the_model_of_the_trainer(model: dict[str, Any], loss
     pytest.importorskip("transformers")
     from shardwise.engine.loss import loss_of
     from shardwise.engine.parallelize import parallelize
-    from shardwise.units.build import build_module
+    from shardwise.pytorch.build import build_module
 
     strategy = {"kind": "single", "param_dtype": "fp32", "loss": loss, "loss_chunks": 5}
     run = make_run(strategy, model, train={"seed": 3})
@@ -324,7 +324,7 @@ def test_a_chunked_loss_of_transformers_is_that_of_the_trainer(family: str, dtyp
 @pytest.mark.parametrize("seed", [0, 2**40 + 1])
 def test_made_up_sequences_are_those_of_the_trainer(vocab: int, seed: int) -> None:
     torch = pytest.importorskip("torch")
-    from shardwise.train.batches import Layout, SyntheticBatches
+    from shardwise.trainer.data.batches import Layout, SyntheticBatches
 
     run = make_run({"kind": "zero3"}, {**MODEL, "vocab": vocab}, train={"seed": seed})
     given = names_of(run)["micro_batches"](1, 4)
@@ -344,9 +344,9 @@ def test_tokens_are_read_as_the_trainer_reads_them(
     torch = pytest.importorskip("torch")
     import numpy as np
 
-    from shardwise.train import tokenize
-    from shardwise.train.batches import Layout, TokenBatches
-    from shardwise.train.shards import write_shards
+    from shardwise.trainer.data import tokenize
+    from shardwise.trainer.data.batches import Layout, TokenBatches
+    from shardwise.trainer.data.shards import write_shards
 
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("never read")
@@ -391,10 +391,10 @@ def test_learning_rates_are_those_of_the_trainer(train: dict[str, Any]) -> None:
 def test_blocks_are_found_where_the_trainer_finds_them() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
+    from shardwise.pytorch.blocks import find_blocks
+    from shardwise.pytorch.build import build_module
     from shardwise.spec.families import FAMILIES
     from shardwise.stacks.write.python.model import model_choices
-    from shardwise.units.blocks import find_blocks
-    from shardwise.units.build import build_module
 
     search = names_of(make_run({"kind": "zero3"}, MODELS["factory"]))["find_blocks"]
     # Of these transformers has no fused attention, which the trainer asks for.

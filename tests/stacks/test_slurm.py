@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
+from shardwise.launch.shared_secret import VARIABLE
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, write_run
 from shardwise.stacks.write.exported import USUAL, Target
 from shardwise.stacks.write.slurm import export
-from shardwise.train.shared_secret import VARIABLE
 from tests.command import PATIENCE_S, ROOT
 from tests.stacks.runs import HOSTILE, HOSTILE_NAME, large, tiny
 

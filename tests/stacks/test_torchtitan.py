@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.api import estimate_run
+from shardwise.predict.api import estimate_run
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.stacks.write.torchtitan import export

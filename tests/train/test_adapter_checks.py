@@ -15,8 +15,8 @@ from torch import nn
 
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.lookup import ModuleRef
-from shardwise.train.adapter_checks import adapter_checks
-from shardwise.train.batches import Layout, SyntheticBatches
+from shardwise.trainer.data.batches import Layout, SyntheticBatches
+from shardwise.trials.doctor.adapter_checks import adapter_checks
 from tests.units.reduced import build, reduced
 
 SPEC = reduced("llama", layers=2, hidden=64, heads=4, head_dim=16, ffn=96, vocab=101)

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.spec import SpecError
+from shardwise.spec.record import SpecError
 from shardwise.spec.train import DataSettings
 
 pytest.importorskip("torch")
 
 from shardwise.engine.loss import IGNORED
-from shardwise.train import packing
-from shardwise.train.batches import ExampleBatches, Layout, TokenBatches, make_batches
-from shardwise.train.chat import Conversation, messages_of
-from shardwise.train.chat_template import TokenizerTemplate
-from shardwise.train.packing import Sequences, best_fit
+from shardwise.trainer.data import packing
+from shardwise.trainer.data.batches import ExampleBatches, Layout, TokenBatches, make_batches
+from shardwise.trainer.data.chat import Conversation, messages_of
+from shardwise.trainer.data.chat_template import TokenizerTemplate
+from shardwise.trainer.data.packing import Sequences, best_fit
 
 ASKED = [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Yes."}]
 TURN = "{% for m in messages %}<s>{{ m.role }} {{ m.content }}</s> {% endfor %}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.child import start_python
+from shardwise.launch.child import start_python
 from shardwise.spec.run import write_run
 from tests.command import PATIENCE_S, environment
 from tests.stacks.runs import tiny

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwise.spec import SpecError
+from shardwise.spec.record import SpecError
 from shardwise.spec.train import DataSettings
 
 pytest.importorskip("torch")
 
-from shardwise.train.batches import Layout, SyntheticBatches, make_batches
-from shardwise.train.shards import TokenShards, write_shards
-from shardwise.train.tokenize import tokenized
+from shardwise.trainer.data.batches import Layout, SyntheticBatches, make_batches
+from shardwise.trainer.data.shards import TokenShards, write_shards
+from shardwise.trainer.data.tokenize import tokenized
 
 TEXT = "Every happy family is alike.\nEvery unhappy family is not — naïve.\n"
 
@@ -187,7 +187,7 @@ def test_a_column_that_is_not_text_is_never_trained_on(tmp_path: Path) -> None:
 def test_a_record_without_end_is_refused_before_it_fills_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardwise.train.documents.LONGEST_LINE", 64)
+    monkeypatch.setattr("shardwise.trainer.data.documents.LONGEST_LINE", 64)
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "' + "a" * 100)
     with pytest.raises(SpecError, match=r"line 2 of .* is longer than 64"):
         tokenized(settings(tmp_path, tmp_path / "a.jsonl"))

@@ -14,14 +14,14 @@ import pytest
 
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import write_run
-from shardwise.train import folder as run_folder
-from shardwise.train.folder import lock_folder, replace_text
+from shardwise.trainer import folder as run_folder
+from shardwise.trainer.folder import lock_folder, replace_text
 from tests.command import environment, refusal
 from tests.stacks.runs import tiny
 
 HOLD = """
 import pathlib, sys
-from shardwise.train.folder import lock_folder, replace_text
+from shardwise.trainer.folder import lock_folder, replace_text
 held = lock_folder(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -62,7 +62,7 @@ def test_the_lock_of_another_host_is_waited_for(
             if len(tried) == 20:
                 fcntl.flock(theirs, fcntl.LOCK_UN)
 
-        monkeypatch.setattr("shardwise.train.folder.time.sleep", released)
+        monkeypatch.setattr("shardwise.trainer.folder.time.sleep", released)
         lock_folder(tmp_path).close()
     assert len(tried) == 20
 

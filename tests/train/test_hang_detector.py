@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from shardwise.launch import heartbeat
+from shardwise.launch.hang_detector import HangDetector
+from shardwise.launch.heartbeat import Heartbeat, read_heartbeats, report, section, start_heartbeat
+from shardwise.launch.supervisor import Supervisor
 from shardwise.spec.train import RestartSettings
-from shardwise.train import heartbeat
-from shardwise.train.hang_detector import HangDetector
-from shardwise.train.heartbeat import Heartbeat, read_heartbeats, report, section, start_heartbeat
-from shardwise.train.supervisor import Supervisor
 from tests.command import PATIENCE_S
 
 NOBODY = 2**22 + 1  # larger than any process number
@@ -63,7 +63,7 @@ def test_whoever_was_killed_for_a_hang_is_told_as_hanging(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that is dying is no longer stopped, and may be looked at before it has ended."""
-    monkeypatch.setattr("shardwise.train.hang_detector._STOPPED_S", 0.1)
+    monkeypatch.setattr("shardwise.launch.hang_detector._STOPPED_S", 0.1)
     beats = tmp_path / "beats"
     beats.mkdir()
     supervisor = Supervisor(beats, tmp_path, 2, RestartSettings())
@@ -99,7 +99,7 @@ def test_time_in_which_nobody_ran_counts_for_nobody(
 ) -> None:
     """The whole job was suspended for a minute and more; what it does then is watched again."""
     now = [1000.0]
-    monkeypatch.setattr("shardwise.train.hang_detector.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("shardwise.launch.hang_detector.time.monotonic", lambda: now[0])
     detector = HangDetector(tmp_path)
     write_heartbeat(tmp_path, 0, 7, "step", ago=1, allowed=30)
     assert detector.poll() == (None, [])
@@ -119,7 +119,7 @@ def test_what_was_never_done_before_may_take_long(
 ) -> None:
     """A step of 40 seconds is no hang when it is the first of which the time is learned."""
     now = [1000.0]
-    monkeypatch.setattr("shardwise.train.heartbeat.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("shardwise.launch.heartbeat.time.monotonic", lambda: now[0])
     monkeypatch.setenv(heartbeat.FOLDER, str(tmp_path))
     monkeypatch.setattr(heartbeat, "_writer", None)
     start_heartbeat(3, RestartSettings(named_after_s=1, killed_after_s=2, slow_after_s=100))
@@ -148,7 +148,7 @@ def test_a_section_is_known_by_its_longest_part(
 ) -> None:
     """The long part of a step lies between two inner sections, one of which is slow for once."""
     now = [1000.0]
-    monkeypatch.setattr("shardwise.train.heartbeat.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("shardwise.launch.heartbeat.time.monotonic", lambda: now[0])
     monkeypatch.setenv(heartbeat.FOLDER, str(tmp_path))
     monkeypatch.setattr(heartbeat, "_writer", None)
     start_heartbeat(0, RestartSettings(named_after_s=1, killed_after_s=2, slow_after_s=100))

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from shardwise.engine.channel import Secret
+from shardwise.launch.membership import LEFT, TRAINING, Post
+from shardwise.launch.rendezvous_address import bind_address, endpoint, own_address, parse_endpoint
+from shardwise.launch.rendezvous_client import RendezvousClient
+from shardwise.launch.rendezvous_server import RendezvousServer, serve_if_local
+from shardwise.launch.shared_secret import secret_for
+from shardwise.pytorch.channel import Secret
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import RestartSettings
-from shardwise.train.membership import LEFT, TRAINING, Post
-from shardwise.train.rendezvous_address import bind_address, endpoint, own_address, parse_endpoint
-from shardwise.train.rendezvous_client import RendezvousClient
-from shardwise.train.rendezvous_server import RendezvousServer, serve_if_local
-from shardwise.train.shared_secret import secret_for
 from tests.command import COMMAND, PATIENCE_S, environment
 
 SECRET = Secret("known to the launchers of these tests")
@@ -100,7 +100,7 @@ def meet(
     is_done: Callable[[], bool] = lambda: False,
 ) -> threading.Thread:
     """A launcher's rendezvous in a thread; what comes of it is added to `found`."""
-    from shardwise.train.host_rendezvous import HostRendezvous
+    from shardwise.launch.host_rendezvous import HostRendezvous
 
     def run() -> None:
         hosts = HostRendezvous("run", 1, sizes, SETTINGS, is_done=is_done)
@@ -169,7 +169,7 @@ def test_a_host_that_comes_after_the_end_leaves(monkeypatch: pytest.MonkeyPatch)
 
 def test_hosts_need_a_name_of_their_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With a name of its own, each host would wait for others for ever."""
-    from shardwise.train.launch import _join_hosts
+    from shardwise.launch.launcher import _join_hosts
 
     monkeypatch.delenv("PET_RDZV_ID", raising=False)
     with pytest.raises(SpecError, match="PET_RDZV_ID"):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.train.membership import (
+from shardwise.launch.membership import (
     DONE,
     FAILED,
     LEFT,

@@ -11,12 +11,12 @@ pytest.importorskip("torch")
 
 import torch
 
-from shardwise.api import estimate_run
+from shardwise.predict.api import estimate_run
 from shardwise.spec.quantity import show_gib
 from shardwise.spec.run import RunSpec, write_run
 from shardwise.step.memory_words import show_memory
-from shardwise.train.doctor import check_plan
-from shardwise.train.start import on_this_world
+from shardwise.trainer.start import on_this_world
+from shardwise.trials.doctor.plan_checks import check_plan
 from tests.command import shardwise
 from tests.stacks.runs import tiny
 

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from shardwise.train.metrics import JsonLines, Tolerant, open_trackers
+from shardwise.trainer.metrics import JsonLines, Tolerant, open_trackers
 
 
 def steps_after_resume(path: Path, lines: str, completed: int) -> list[tuple[int, float]]:

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from shardwise.engine.sync import remember
-from shardwise.engine.torch_private import plain_tensors
-from shardwise.spec import Strategy
+from shardwise.pytorch.private import plain_tensors
 from shardwise.spec.optimizer import Optimizer
+from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
-from shardwise.train.optimizer import make_optimizer, set_learning_rate
+from shardwise.trainer.optimizer import make_optimizer, set_learning_rate
 
 SETTINGS = TrainSettings(learning_rate=0.1, momentum=0.9, weight_decay=0.01)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from shardwise.train.batches import Layout
-from shardwise.train.order import permute, samples_at
+from shardwise.trainer.data.batches import Layout
+from shardwise.trainer.data.order import permute, samples_at
 
 
 @given(st.integers(1, 3000), st.text(max_size=8))

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from shardwise.spec import SpecError
+from shardwise.spec.record import SpecError
 from shardwise.spec.run import read_run, write_run
 from shardwise.spec.train import TrainSettings
-from shardwise.train.analysis import Analyses, shares
+from shardwise.trainer.analysis import Analyses, shares
 from tests.command import PATIENCE_S
 
 pytest.importorskip("torch")
 from torch.profiler import ProfilerAction
 
-from shardwise.train.profile import remove_old, windows_of
+from shardwise.trainer.profile import remove_old, windows_of
 
 LETTERS = {
     ProfilerAction.NONE: ".",
@@ -170,7 +170,7 @@ def test_an_analysis_dies_with_its_run(tmp_path: Path) -> None:
     # It waits for a trace that never comes.
     program = (
         "import os, sys, time; from pathlib import Path\n"
-        "from shardwise.train.analysis import Analyses\n"
+        "from shardwise.trainer.analysis import Analyses\n"
         "analyses = Analyses(1); analyses.start(Path(sys.argv[1]), 7)\n"
         "print(analyses._running.process.pid, flush=True); time.sleep(1.5); os._exit(9)"
     )

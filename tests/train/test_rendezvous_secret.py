@@ -18,10 +18,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from shardwise.engine.channel import Channel, ForgedError, Secret
-from shardwise.spec.record import SpecError
-from shardwise.train import rendezvous_server
-from shardwise.train.membership import (
+from shardwise.launch import rendezvous_server
+from shardwise.launch.membership import (
     DONE,
     FAILED,
     TRAINING,
@@ -32,15 +30,17 @@ from shardwise.train.membership import (
     View,
     WrongPostError,
 )
-from shardwise.train.refusals import Reason, Refusals
-from shardwise.train.rendezvous_client import RendezvousClient
-from shardwise.train.rendezvous_server import GREETING, RendezvousServer
-from shardwise.train.shared_secret import (
+from shardwise.launch.refusals import Reason, Refusals
+from shardwise.launch.rendezvous_client import RendezvousClient
+from shardwise.launch.rendezvous_server import GREETING, RendezvousServer
+from shardwise.launch.shared_secret import (
     FILE,
     VARIABLE,
     secret_for,
     take_secret,
 )
+from shardwise.pytorch.channel import Channel, ForgedError, Secret
+from shardwise.spec.record import SpecError
 from tests.command import PATIENCE_S
 
 TEXT = "0123456789abcdef" * 4

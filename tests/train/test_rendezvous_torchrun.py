@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from shardwise.engine.channel import Secret
-from shardwise.train.rendezvous_server import RendezvousServer
-from shardwise.train.shared_secret import VARIABLE
+from shardwise.launch.rendezvous_server import RendezvousServer
+from shardwise.launch.shared_secret import VARIABLE
+from shardwise.pytorch.channel import Secret
 from tests.command import PATIENCE_S
 
 elastic = pytest.importorskip("torch.distributed.elastic.rendezvous")
@@ -155,7 +155,7 @@ def test_ranks_do_not_inherit_the_secret(start: Callable[..., Any]) -> None:
 
 def refusal(endpoint: str, capfd: pytest.CaptureFixture[str], **conf: str) -> str:
     """What torchrun prints before it ends."""
-    from shardwise.train.rendezvous_door import make_rendezvous
+    from shardwise.launch.torchrun_entry import make_rendezvous
 
     parameters = elastic.RendezvousParameters("shardwise", endpoint, "run", 2, 2, **conf)
     with pytest.raises(SystemExit) as ended:

@@ -10,7 +10,7 @@ import pytest
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, run_from_dict
 from shardwise.spec.train import RestartSettings
-from shardwise.train.replicas.group import (
+from shardwise.trainer.replicas.group import (
     REPLICA,
     ReplicaGroup,
     digest_of,

@@ -7,10 +7,10 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from shardwise.train.batches import MicroBatch
-from shardwise.train.replicas.changes import change_sentence
-from shardwise.train.replicas.loop import given_share
-from shardwise.train.replicas.roll_call import Entry, RollCall
+from shardwise.trainer.data.batches import MicroBatch
+from shardwise.trainer.replicas.changes import change_sentence
+from shardwise.trainer.replicas.loop import given_share
+from shardwise.trainer.replicas.roll_call import Entry, RollCall
 
 
 def batch(number: int) -> MicroBatch:

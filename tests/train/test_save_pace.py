@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from shardwise.train.save_pace import FIRST_S, MAX_SHARE, SavePace
+from shardwise.trainer.save_pace import FIRST_S, MAX_SHARE, SavePace
 
 
 def saves(pace: SavePace, save_s: float, until: float, step_s: float = 1.0) -> list[float]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from shardwise.spec import SpecError
+from shardwise.launch.slurm import adopt_slurm
+from shardwise.spec.record import SpecError
 from shardwise.spec.train import DataSettings, TrainSettings
-from shardwise.train.slurm import adopt_slurm
 
 
 def test_warm_up_then_cosine() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from shardwise.launch.environment import HostRange, host_range
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, read_run
-from shardwise.train.launch import HostRange, host_range
-from shardwise.train.sizes import sizes_of
+from shardwise.trainer.sizes import sizes_of
 
 RUN = """
 cluster = "4x8xH100-SXM@400Gbps"

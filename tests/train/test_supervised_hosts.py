@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from shardwise.launch.membership import Fault
+from shardwise.launch.supervisor import PEER_LOST, RESIZED, Supervisor
 from shardwise.spec.train import RestartSettings
-from shardwise.train.membership import Fault
-from shardwise.train.supervisor import PEER_LOST, RESIZED, Supervisor
 from tests.train.test_hang_detector import write_heartbeat
 
 WAITS = 'Current thread 0x1:\n  File "/torch/distributed/distributed_c10d.py", line 1 in wait\n'
@@ -129,7 +129,7 @@ def test_a_silent_host_alone_is_no_reason_to_kill(watched: Watched) -> None:
 def test_a_host_that_failed_is_waited_for_in_vain(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardwise.train.supervisor._PEER_LOST_S", 0.3)
+    monkeypatch.setattr("shardwise.launch.supervisor._PEER_LOST_S", 0.3)
     watched.others.fault = Fault("there", "rank 1 was killed by signal 9", sure=True)
     watched.beat(ago=1)
     assert not watched.is_killed()

@@ -13,10 +13,10 @@ import pytest
 
 pytest.importorskip("psutil")
 
+from shardwise.launch import heartbeat
+from shardwise.launch.heartbeat import Heartbeat
+from shardwise.launch.supervisor import PEER_LOST, Supervisor
 from shardwise.spec.train import RestartSettings
-from shardwise.train import heartbeat
-from shardwise.train.heartbeat import Heartbeat
-from shardwise.train.supervisor import PEER_LOST, Supervisor
 from tests.screens import assert_screen
 
 NOBODY = 2**22 + 1  # larger than any process id
@@ -28,8 +28,8 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         for module in ("supervisor", "hang_detector"):
-            monkeypatch.setattr(f"shardwise.train.{module}.time.monotonic", lambda: self.now)
-        monkeypatch.setattr("shardwise.train.hang_detector.time.sleep", lambda _: None)
+            monkeypatch.setattr(f"shardwise.launch.{module}.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("shardwise.launch.hang_detector.time.sleep", lambda _: None)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def refuse(*_):
 
 torch.cuda.is_available = torch.cuda.device_count = torch.cuda.init = refuse
 torch.cuda._lazy_init = refuse
-from shardwise.train.worker import IMPORTED_ONCE, OF_TRANSFORMERS
+from shardwise.launch.worker import IMPORTED_ONCE, OF_TRANSFORMERS
 
 for name in IMPORTED_ONCE + OF_TRANSFORMERS:
     importlib.import_module(name)
@@ -47,7 +47,7 @@ def test_what_is_imported_once_starts_no_thread_and_looks_for_no_device() -> Non
 def test_variables_set_after_the_imports_are_given_to_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from shardwise.train.worker import variables_since
+    from shardwise.launch.worker import variables_since
 
     monkeypatch.setenv("SAME", "1")
     monkeypatch.setenv("CHANGED", "before")
@@ -59,7 +59,7 @@ def test_variables_set_after_the_imports_are_given_to_ranks(
 
 def test_a_rank_that_is_killed_after_its_end_does_not_block_the_launcher() -> None:
     """Ranks that are done wait for an event, and one is killed before it is set."""
-    from shardwise.engine.torch_private import UnblockedEvent
+    from shardwise.pytorch.private import UnblockedEvent
 
     context = multiprocessing.get_context("spawn")
     event: Any = context.Event()

@@ -12,13 +12,19 @@ from shardwise import (
     Candidate,
     Cluster,
     Comparison,
+    Diagnosis,
+    Exported,
+    ImportedFile,
     Job,
+    MemoryAnalysis,
     ModelSpec,
     Plan,
     RunSpec,
     SpecError,
     StepProfile,
     Strategy,
+    Trace,
+    TrainedRun,
 )
 
 
@@ -78,3 +84,20 @@ def train_it(model: nn.Module) -> nn.Module:
 
 
 VERSION: str = shardwise.__version__
+
+
+def explain_it(run: Path) -> list[str]:
+    checks: Diagnosis = shardwise.doctor(run)
+    trained: TrainedRun = shardwise.train(run, nproc=2, steps=20, name="it")
+    found: Trace = shardwise.trace(trained.folder, cluster="8xH100-SXM")
+    memory: MemoryAnalysis = shardwise.memory("snapshot.pickle", capacity="80GiB", device=0)
+    both: Comparison | None = trained.comparison
+    shown = [repr(checks), found._repr_html_(), memory._repr_html_(), str(found.to_dict())]
+    return shown if both is not None and checks.passed else []
+
+
+def hand_over(run: RunSpec) -> RunSpec | None:
+    written: Exported = shardwise.export(run, "slurm", partition="gpu", spares=1)
+    written.write(Path(written.name))
+    found: ImportedFile = shardwise.import_("accelerate.yaml", "llama-3-8b", "8xH100-SXM")
+    return found.run

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from shardwise.spec import ModelSpec
 from shardwise.spec.huggingface import to_config
+from shardwise.spec.model import ModelSpec
 
 _PLAIN = {"gpt2", "mpt", "opt", "phi", "gpt_neox"}
 _GROUPED = {

@@ -6,7 +6,8 @@ import pytest
 
 from shardwise.predict.configurations import Configurations
 from shardwise.predict.work import predict_work
-from shardwise.spec import ModelSpec, Strategy
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.strategy import Strategy
 from shardwise.units.decoder import decoder_units
 from tests.gate import in_turn
 from tests.units.reduced import build, reduced
@@ -51,7 +52,7 @@ def counted(spec: ModelSpec, recompute: str) -> tuple[float, float]:
 
 
 def _blocks(module):  # type: ignore[no-untyped-def]
-    from shardwise.units.blocks import find_blocks
+    from shardwise.pytorch.blocks import find_blocks
 
     return find_blocks(module).values()
 

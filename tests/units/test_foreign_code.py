@@ -21,8 +21,8 @@ import sys
 from pathlib import Path
 from shardwise.spec.lookup import find_model
 from shardwise.spec.record import SpecError
-from shardwise.train.chat_template import TokenizerTemplate
-from shardwise.units.build import build_module
+from shardwise.trainer.data.chat_template import TokenizerTemplate
+from shardwise.pytorch.build import build_module
 
 folder = Path(sys.argv[1])
 for build in (lambda: build_module(find_model(str(folder))), lambda: TokenizerTemplate(folder)):
@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_code_of_a_model_is_not_run(folder: Path) -> None:
     pytest.importorskip("transformers")
-    from shardwise.units.build import build_module
+    from shardwise.pytorch.build import build_module
 
     with pytest.raises(SpecError, match="package.module:name"):
         build_module(find_model(str(folder)))
@@ -56,7 +56,7 @@ def test_the_code_of_a_model_is_not_run(folder: Path) -> None:
 
 def test_the_code_of_a_tokenizer_is_not_run(folder: Path) -> None:
     pytest.importorskip("transformers")
-    from shardwise.train.chat_template import TokenizerTemplate
+    from shardwise.trainer.data.chat_template import TokenizerTemplate
 
     with pytest.raises(SpecError, match=r"tokenizer\.json"):
         TokenizerTemplate(folder)
@@ -83,7 +83,7 @@ def test_a_factory_takes_no_name_from_what_is_imported_later(
 ) -> None:
     """Its module and what that imports come from the working directory; a library does not."""
     pytest.importorskip("torch")
-    from shardwise.units.build import find_function
+    from shardwise.pytorch.build import find_function
 
     (tmp_path / "own_factory_a.py").write_text("import own_factory_b\nmake = own_factory_b.make\n")
     (tmp_path / "own_factory_b.py").write_text("def make(): import own_factory_c\n")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shardwise.units.decoder import decoder_units
 from shardwise.units.graph import Graph, Value
-from shardwise.units.unit import Moment, prune
+from shardwise.units.stage import Moment, prune
 from tests.units.reduced import reduced
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.spec import SpecError
 from shardwise.spec.lookup import ModuleRef
+from shardwise.spec.record import SpecError
 from shardwise.units.decoder import decoder_units
 from tests.gate import in_turn
 from tests.units.reduced import build, reduced
@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from shardwise.units.blocks import find_blocks, owners
+from shardwise.pytorch.blocks import find_blocks, owners
 from shardwise.units.module import module_units, traced_units
 
 

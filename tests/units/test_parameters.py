@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from shardwise.spec import ModelSpec, catalogue
+from shardwise.spec import catalogue
+from shardwise.spec.model import ModelSpec
 from shardwise.units.decoder import decoder_units
 from shardwise.units.unit import Unit
 from tests.units.reduced import build
@@ -104,7 +105,7 @@ def test_round_shapes_have_twelve_squares_a_block(name: str, billions: float) ->
 
 @pytest.mark.parametrize("name", catalogue.model_names())
 def test_unit_by_unit_the_formulas_and_the_module_agree(name: str) -> None:
-    from shardwise.units.blocks import find_blocks, owners
+    from shardwise.pytorch.blocks import find_blocks, owners
 
     spec = catalogue.model(name).but(layers=2)
     formulas = units(spec)

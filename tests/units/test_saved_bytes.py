@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.spec import ModelSpec
+from shardwise.spec.model import ModelSpec
 from shardwise.units.decoder import decoder_units
 from tests.gate import in_turn
 from tests.units.reduced import build, reduced
@@ -34,7 +34,7 @@ def built(spec: ModelSpec, device: str = "meta") -> torch.nn.Module:
     if spec.adapter is None:
         return module
     pytest.importorskip("peft")
-    from shardwise.units.adapted import adapt
+    from shardwise.pytorch.adapted import adapt
 
     return adapt(module, spec.adapter)
 
@@ -43,7 +43,7 @@ def really_saved(spec: ModelSpec, dtype: str, recompute: str) -> list[float]:
     """Per block, bytes per token of the storages autograd packs, each counted where first seen."""
     from torch.utils.checkpoint import checkpoint
 
-    from shardwise.units.blocks import find_blocks
+    from shardwise.pytorch.blocks import find_blocks
 
     torch.manual_seed(0)
     module = built(spec, device="cpu").to(getattr(torch, DTYPES[dtype]))

@@ -4,7 +4,7 @@
 shardwise plan --model llama-3-8b --cluster 2x8xH100-SXM@400Gbps
 save_block README.md toml 1 > run.toml
 shardwise train run.toml --name first
-shardwise profile run.toml --name look
+shardwise train run.toml --profile 3 --name look
 shardwise trace runs/look
 
 # The loss falls visibly: a student sees that something was learned.
@@ -19,7 +19,7 @@ shardwise calibrate --force -o cluster.toml  # the machine may be busy
 save_block docs/tutorial/ten-minutes.md toml 1 > run.toml
 shardwise plan run.toml
 shardwise train run.toml --name first
-shardwise profile run.toml --name look --memory
+shardwise train run.toml --profile 3 --name look --profile-memory
 shardwise trace runs/look
 shardwise report runs/look -o report.html
 grep -q "<html" report.html || fail "report.html is no page"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.api import plan_run
+from shardwise.planning.api import plan_run
 from shardwise.step.memory_words import show_memory
 from shardwise.web.answer import answer
 from tests.command import environment, shardwise

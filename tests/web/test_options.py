@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 
 import pytest
 
-from shardwise.api import plan_run
+from shardwise.planning.api import plan_run
 from shardwise.report.page.subject import Subject
 from shardwise.spec.optimizer import OPTIMIZERS
 from shardwise.web.pieces import plan_pieces

@@ -1,1 +1,1 @@
-"""Checkpoints that can be verified: torch's distributed checkpoint on files with checksums."""
+"""Checkpoints on files with checksums, verified when read."""

@@ -1,1 +1,1 @@
-"""The command line: one file per command, thin."""
+"""One thin file per command, and how errors are reported."""

@@ -1,4 +1,4 @@
-"""`shardwise accept`: check on real devices what Shardwise promises."""
+"""`shardwise doctor` without a run, once `shardwise accept`: check the devices of this machine."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ import typer
 from shardwise.cli.output import JsonOption, check_output, print_json
 
 if TYPE_CHECKING:
-    from shardwise.accept.checks import Checked
-    from shardwise.accept.machine import Machine
-    from shardwise.accept.result import Result
     from shardwise.report.accept import AcceptProgress
+    from shardwise.trials.accept.checks import Checked
+    from shardwise.trials.accept.machine import Machine
+    from shardwise.trials.accept.result import Result
 
-# Of one check: a machine that is ten times slower than a quiet one still passes.
+# Seconds for one check: a machine ten times slower than an idle one still passes.
 DEADLINE_S = 600.0
-# Characters of the temporary folder: a socket inside it takes 50 of the 107 that it can have.
+# Most characters of the temporary folder's path: a socket path has at most 107, and 50 of them
+# come after the folder.
 MAX_PATH = 57
-# Where compilers keep what they compile, instead of in the home of the user.
+# Variables for the caches of compilers, to keep them out of the user's home.
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
@@ -64,6 +65,24 @@ def accept(
     Ctrl-C stops it; what was seen so far is printed and written. Exits with 1 if a check failed or
     nothing could be shown, 128 + signal if a signal stopped it.
     """
+    check_machine(nproc, only, skip, device, output, deadline, as_json=as_json)
+
+
+def check_machine(
+    nproc: int | None,
+    only: str | None,
+    skip: str | None,
+    device: str | None,
+    output: Path,
+    deadline: float,
+    *,
+    as_json: bool,
+) -> None:
+    """Run the checks on this machine's devices; print the results and write them to `output`.
+
+    In a process that a check started, do the work of that check instead. Exit with 1 if a check
+    failed, 128 + signal if a signal stopped it. `deadline` is in seconds per check.
+    """
     from shardwise.cli.long import long_command, needs_torch
 
     if _is_task():
@@ -72,14 +91,14 @@ def accept(
     check_output(output, ".json")
     needs_torch()
     long_command()
-    from shardwise.accept.machine import this_machine
     from shardwise.report.accept import AcceptProgress, print_result
     from shardwise.spec.catalogue import find_device
+    from shardwise.trials.accept.machine import this_machine
 
     machine = this_machine(nproc, find_device(device) if device else None)
     progress = AcceptProgress(len(names), quiet=as_json)
     result, stopped_by = _run(names, machine, deadline, progress)
-    from shardwise.accept.result import write_result
+    from shardwise.trials.accept.result import write_result
 
     write_result(output, result)
     if as_json:
@@ -93,16 +112,16 @@ def accept(
 
 
 def _is_task() -> bool:
-    """Whether a check has started this process; if so, do its work."""
+    """Whether a check has started this process; if so, its work has been done on return."""
     from shardwise.cli.long import long_command, speak_for_all
 
-    # Known without an import of torch.
+    # Read before torch is imported.
     task = os.environ.get("SHARDWISE_ACCEPT_TASK")
     if task is None:
         return False
     long_command()
-    from shardwise.accept.ranks import work
-    from shardwise.train.launch import FOLDER, end_with_launcher
+    from shardwise.launch.environment import FOLDER, end_with_launcher
+    from shardwise.trials.accept.ranks import work
 
     if "RANK" in os.environ and FOLDER in os.environ:
         end_with_launcher()
@@ -114,9 +133,9 @@ def _is_task() -> bool:
 
 
 def _names(only: str | None, skip: str | None) -> list[str]:
-    """The checks to run, in the order of all."""
-    from shardwise.accept.checks import CHECKS
+    """Names of the checks to run, in their standard order; SpecError for an unknown name."""
     from shardwise.spec.record import Problems, SpecError, did_you_mean
+    from shardwise.trials.accept.checks import CHECKS
 
     known = tuple(CHECKS)
     problems = Problems()
@@ -138,7 +157,7 @@ def _names(only: str | None, skip: str | None) -> list[str]:
 
 
 class _StoppedError(BaseException):
-    """A signal asks to stop."""
+    """Raised when a signal asks to stop; `number` is the signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -146,11 +165,15 @@ class _StoppedError(BaseException):
 
 
 def _stop(number: int, _: Any) -> None:
+    """Signal handler that raises _StoppedError."""
     raise _StoppedError(number)
 
 
 def _short_folder() -> str | None:
-    """Where to make the folder: as usual, unless sockets in it would have too long a path."""
+    """The parent of the temporary folder: /tmp if the default path is too long for sockets.
+
+    None stands for the default.
+    """
     usual = tempfile.gettempdir()
     return None if len(usual) <= MAX_PATH or not os.path.isdir("/tmp") else "/tmp"
 
@@ -158,16 +181,16 @@ def _short_folder() -> str | None:
 def _run(
     names: list[str], machine: Machine, deadline_s: float, progress: AcceptProgress
 ) -> tuple[Result, int]:
-    """Run the checks in a folder that disappears; return the signal that stopped them, or 0."""
-    from shardwise.accept.bench import Bench
-    from shardwise.accept.checks import run_checks
-    from shardwise.accept.result import Result, with_missing
+    """Run the checks in a temporary folder; return the result, and the stopping signal or 0."""
+    from shardwise.trials.accept.bench import Bench
+    from shardwise.trials.accept.checks import run_checks
+    from shardwise.trials.accept.result import Result, with_missing
 
     begin, number = time.monotonic(), 0
     done: list[Checked] = []
     previous = {one: signal.signal(one, _stop) for one in (signal.SIGINT, signal.SIGTERM)}
     with tempfile.TemporaryDirectory(prefix="accept-", dir=_short_folder()) as folder:
-        # What killed processes leave behind disappears with the folder.
+        # Files of killed processes are deleted with the folder.
         os.environ["TMPDIR"] = folder
         os.environ.update({name: str(Path(folder, name.lower())) for name in _CACHES})
         bench = Bench(machine, Path(folder), progress.step)

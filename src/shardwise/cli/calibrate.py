@@ -13,10 +13,10 @@ from shardwise.cli.output import JsonOption, check_output, print_json
 from shardwise.spec.foreign_text import echo
 
 if TYPE_CHECKING:
-    from shardwise.calibrate.fit import Fit
-    from shardwise.calibrate.machine.measure import Machine
-    from shardwise.calibrate.machine.quality import Doubt
     from shardwise.spec.cluster import ClusterSpec, DeviceSpec
+    from shardwise.trials.calibrate.fit import Fit
+    from shardwise.trials.calibrate.machine.measure import Machine
+    from shardwise.trials.calibrate.machine.quality import Doubt
 
 
 def calibrate(
@@ -76,6 +76,8 @@ def calibrate(
         _by_measuring(output, nproc, device, network, as_json, force)
 
 
+# Measures this machine on all its processes, prints the result and writes `output`. If the
+# measurement is poor, it exits with 1 and writes nothing, unless `force`.
 def _by_measuring(
     output: Path,
     nproc: int | None,
@@ -96,10 +98,11 @@ def _by_measuring(
         raise SpecError(f"--network: {error}") from None
     needs_torch()
     long_command()
-    from shardwise.train import launch
-    from shardwise.train.slurm import adopt_slurm
+    from shardwise.launch import environment
+    from shardwise.launch import launcher as launch
+    from shardwise.launch.slurm import adopt_slurm
 
-    joined = adopt_slurm(os.environ) or launch.is_worker(os.environ)
+    joined = adopt_slurm(os.environ) or environment.is_worker(os.environ)
     processes = 1 if joined else _processes(nproc)
     _check_device(spec)
     if processes > 1:
@@ -108,15 +111,15 @@ def _by_measuring(
         words += ["--network", network] if network else []
         words += ["--force"] if force else []
         with tempfile.TemporaryDirectory() as folder:
-            os.environ[launch.FOLDER] = folder
+            os.environ[environment.FOLDER] = folder
             raise typer.Exit(launch.launch(words, processes, Path(folder)))
-    if joined and launch.FOLDER in os.environ:
-        launch.end_with_launcher()
-    from shardwise.calibrate.machine.cluster import to_cluster
-    from shardwise.calibrate.machine.measure import measure_machine
-    from shardwise.calibrate.machine.quality import doubts
+    if joined and environment.FOLDER in os.environ:
+        environment.end_with_launcher()
     from shardwise.report.machine import MeasuringScreen, print_doubts, print_machine
     from shardwise.spec.lookup import write_cluster
+    from shardwise.trials.calibrate.machine.cluster import to_cluster
+    from shardwise.trials.calibrate.machine.measure import measure_machine
+    from shardwise.trials.calibrate.machine.quality import doubts
 
     leads = os.environ.get("RANK", "0") == "0"
     with speak_for_all(), MeasuringScreen(quiet=not leads) as screen:
@@ -140,8 +143,8 @@ def _by_measuring(
 
 
 def _check_device(spec: DeviceSpec | None) -> None:
-    """Raise SpecError unless the device matches this machine."""
-    from shardwise.engine.device import accelerator
+    """Raise SpecError if the device is a GPU and this machine has none, or the reverse."""
+    from shardwise.pytorch.device import accelerator
     from shardwise.spec.record import SpecError
 
     if spec is not None and spec.is_cpu == (accelerator() is not None):
@@ -150,7 +153,8 @@ def _check_device(spec: DeviceSpec | None) -> None:
 
 
 def _processes(nproc: int | None) -> int:
-    from shardwise.engine.device import accelerator_count
+    """The number of processes: `nproc`, all GPUs, or 2. SpecError for more than there are GPUs."""
+    from shardwise.pytorch.device import accelerator_count
     from shardwise.spec.record import SpecError
 
     gpus = accelerator_count()
@@ -160,6 +164,7 @@ def _processes(nproc: int | None) -> int:
 
 
 def _machine_json(cluster: ClusterSpec, machine: Machine, found: list[Doubt]) -> dict[str, object]:
+    """The measured cluster, all measurements and doubts about them, as a JSON object."""
     from shardwise.report.machine import machine_table
 
     return {
@@ -172,10 +177,11 @@ def _machine_json(cluster: ClusterSpec, machine: Machine, found: list[Doubt]) ->
 
 
 def _from_runs(from_run: list[Path], output: Path, as_json: bool) -> None:
-    from shardwise.calibrate.fit import fit
+    """Fit coefficients to run folders, write the cluster to `output`, and print the fit."""
     from shardwise.observe.observation import read_observation
     from shardwise.report.calibrate import print_fit
     from shardwise.spec.lookup import write_cluster
+    from shardwise.trials.calibrate.fit import fit
 
     observations = [read_observation(folder) for folder in from_run]
     cluster = _one_cluster([one.run.cluster for one in observations])
@@ -191,7 +197,7 @@ def _from_runs(from_run: list[Path], output: Path, as_json: bool) -> None:
 
 
 def _one_cluster(clusters: list[ClusterSpec]) -> ClusterSpec:
-    """The cluster of all runs; raises SpecError if they differ."""
+    """The cluster that all runs share; SpecError if they differ."""
     from shardwise.spec.record import SpecError
 
     first = clusters[0]
@@ -208,6 +214,7 @@ def _one_cluster(clusters: list[ClusterSpec]) -> ClusterSpec:
 
 
 def _json(cluster: ClusterSpec, found: Fit, runs: list[str]) -> dict[str, object]:
+    """The fitted cluster and the relative error of each run, as a JSON object."""
     return {
         "schema": 1,
         "kind": "measured",

@@ -83,6 +83,7 @@ def catalog(
 
 
 def _accuracy(device: str | None, form: Format) -> None:
+    """Print prediction errors of all devices or of one."""
     from shardwise.report.accuracy import accuracy_entries, accuracy_table, print_accuracy
 
     found = accuracy_entries(device)
@@ -95,6 +96,7 @@ def _accuracy(device: str | None, form: Format) -> None:
 
 
 def _kernels(device: str | None, form: Format) -> None:
+    """Print measured kernels of all devices or of one."""
     from shardwise.report.kernels import kernel_entries, kernel_table, print_kernels
 
     if form is Format.json:
@@ -106,7 +108,7 @@ def _kernels(device: str | None, form: Format) -> None:
 
 
 def _one_device(name: str | None, device: str | None) -> str | None:
-    """A device by its place or by its option."""
+    """The device given as an argument or as `--device`; SpecError if they differ."""
     from shardwise.spec.record import SpecError
 
     if name is not None and device is not None and name != device:
@@ -115,6 +117,7 @@ def _one_device(name: str | None, device: str | None) -> str | None:
 
 
 def _section(text: str) -> str:
+    """The text, if it names a section of the catalogue; else SpecError."""
     from shardwise.spec.record import SpecError
 
     if text not in list(Section):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardwise.cli.options import ProcessesOption, RunFile
 from shardwise.cli.output import (
     CsvOption,
     Format,
@@ -16,12 +17,11 @@ from shardwise.cli.output import (
     print_json,
     print_table,
 )
-from shardwise.cli.train import ProcessesOption, RunFile
 from shardwise.spec.foreign_text import echo
 
 if TYPE_CHECKING:
     from shardwise.spec.run import RunSpec
-    from shardwise.train.compare_strategies import NamedRun
+    from shardwise.trials.compare_strategies import NamedRun
 
 
 def compare(
@@ -44,8 +44,8 @@ def compare(
     All use the same model, data, seed and tokens. Runs alternate and warm-up steps are excluded.
     Exits with 1 if no strategy finished.
     """
+    from shardwise.cli.launching import as_probe, processes_for
     from shardwise.cli.long import needs_torch
-    from shardwise.cli.train import as_probe, processes_for
     from shardwise.report.compare_strategies import print_scores, scores_table
     from shardwise.spec.run import read_run
 
@@ -54,7 +54,7 @@ def compare(
     runs = _runs(as_probe(described, steps), strategies)
     needs_torch()
     processes = processes_for(described, nproc)
-    from shardwise.train.compare_strategies import compare_strategies
+    from shardwise.trials.compare_strategies import compare_strategies
 
     quiet = form is not Format.screen
     progress = (lambda _: None) if quiet else (lambda text: echo(text, err=True))
@@ -71,9 +71,9 @@ def compare(
 
 
 def _runs(described: RunSpec, strategies: str) -> list[NamedRun]:
-    """One run per strategy; everything else is as the run.toml says."""
+    """The named strategies as runs; all other settings are those of the run.toml."""
     from shardwise.spec.record import Problems, SpecError
-    from shardwise.train.compare_strategies import NamedRun
+    from shardwise.trials.compare_strategies import NamedRun
 
     names = list(dict.fromkeys(name.strip() for name in strategies.split(",") if name.strip()))
     if len(names) < 2:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 
 def words(*known: str) -> Callable[[str], list[str]]:
-    """A completion from a few words."""
+    """A completion function that offers the given words."""
 
     def complete(incomplete: str) -> list[str]:
         return _that_begin(known, incomplete)
@@ -15,17 +15,18 @@ def words(*known: str) -> Callable[[str], list[str]]:
 
 
 def models(incomplete: str) -> list[str]:
+    """Names of models that begin with `incomplete`."""
     from shardwise.spec import catalogue
 
     return _that_begin(catalogue.model_names(), incomplete)
 
 
 def clusters(incomplete: str) -> list[str]:
-    """The device at the end of `4x8x…`, before any network."""
+    """Clusters with each device that completes the end of `incomplete`, such as `4x8x…`."""
     from shardwise.spec import catalogue
 
     counts, x, name = incomplete.rpartition("x")
-    # A device may have an x in its name, and what stands before it need not be a count.
+    # A device name may contain an x, so the text before the last x need not be counts.
     if not counts.replace("x", "").isdigit():
         counts, x, name = "", "", incomplete
     return [f"{counts}{x}{device}" for device in _that_begin(catalogue.devices(), name)]
@@ -38,10 +39,11 @@ def stacks(incomplete: str) -> list[str]:
 
 
 def software(incomplete: str) -> list[str]:
-    from shardwise.spec import catalogue
+    from shardwise.spec.software import software_names
 
-    return _that_begin(catalogue.software_names(), incomplete)
+    return _that_begin(software_names(), incomplete)
 
 
 def _that_begin(known: Iterable[str], incomplete: str) -> list[str]:
+    """The words that begin with `incomplete`, ignoring case, sorted."""
     return sorted(word for word in known if word.lower().startswith(incomplete.lower()))

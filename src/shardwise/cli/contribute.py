@@ -13,7 +13,7 @@ from shardwise.cli.output import JsonOption, check_output
 from shardwise.spec.foreign_text import echo, one_line
 
 if TYPE_CHECKING:
-    from shardwise.contribution.record import Contribution
+    from shardwise.runs.contribution.record import Contribution
 
 
 def contribute(
@@ -37,7 +37,7 @@ def contribute(
     """
     import json
 
-    from shardwise.contribution.collect import collect_all
+    from shardwise.runs.contribution.collect import collect_all
     from shardwise.spec.record import SpecError
 
     check_output(output, ".json")
@@ -48,7 +48,7 @@ def contribute(
     records = [one.to_dict() for one in found.values()]
     shown = records[0] if len(records) == 1 else records
     echo(json.dumps(shown, indent=2, allow_nan=False))
-    # Accept has withheld its unsteady runs itself: they have names.
+    # Only the run of a folder has the empty name; `accept` has withheld its unsteady runs already.
     unsteady = _unsteady(found[""]) if "" in found else ""
     if unsteady:
         echo(f"\n{unsteady}", err=True)
@@ -72,8 +72,8 @@ def contribute(
 
 
 def _check_replaceable(path: Path) -> None:
-    """Refuse a path that is no JSON file, or a file that is no contribution."""
-    from shardwise.contribution.record import KIND
+    """Raise SpecError unless the path is a new .json file or an earlier contribution."""
+    from shardwise.runs.contribution.record import KIND
     from shardwise.spec.read_file import read_json
     from shardwise.spec.record import SpecError
 
@@ -91,13 +91,13 @@ def _check_replaceable(path: Path) -> None:
 
 
 def _unsteady(one: Contribution) -> str:
-    """A sentence about uneven steps; empty for a steady run.
+    """Sentence: the steps of a run are too uneven to contribute; empty for a steady run.
 
-    A run folder does not say what else ran. As accept withholds runs beside which others used more
-    than MAX_BUSY of the cores, slow steps may not be longer than the median by more than that.
+    A run folder does not record what else ran. `accept` withholds runs during which other processes
+    used more than MAX_BUSY of the cores; likewise, slow steps may exceed the median by MAX_BUSY.
     """
-    from shardwise.accept.machine import MAX_BUSY
     from shardwise.spec.quantity import show_seconds
+    from shardwise.trials.accept.machine import MAX_BUSY
 
     time = one.measured.time
     if time is None or time.step_s_spread is None:
@@ -112,7 +112,7 @@ def _unsteady(one: Contribution) -> str:
 
 
 def _write_all(files: Mapping[Path, object]) -> None:
-    """Write all files or none."""
+    """Write each record as JSON to its path: all files or none."""
     import json
 
     from shardwise.spec.record import SpecError

@@ -1,4 +1,4 @@
-"""`shardwise diff`: compare two profiled runs."""
+"""`shardwise trace --against`, once `shardwise diff`: compare two profiled runs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,13 @@ def diff(
 
     Exits with 1 if a step takes longer beyond noise.
     """
-    from shardwise.cli.trace import trace_files
+    compare_traces(before, after, top, as_json=as_json)
+
+
+def compare_traces(before: Path, after: Path, top: int, *, as_json: bool) -> None:
+    """Print what changed between two traces or runs; exit with 1 if a step takes longer."""
     from shardwise.observe.diff import compare
+    from shardwise.observe.run_folder import trace_files
     from shardwise.observe.summary import summarise
     from shardwise.report.diff import print_diff
 

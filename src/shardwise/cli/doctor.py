@@ -1,4 +1,4 @@
-"""`shardwise doctor`: check a run before training, on a few CPU processes."""
+"""`shardwise doctor`: check a run before training, on a few CPU processes, or this machine."""
 
 from __future__ import annotations
 
@@ -14,19 +14,91 @@ from shardwise.cli.output import JsonOption, print_json
 
 if TYPE_CHECKING:
     from shardwise.spec.run import RunSpec
-    from shardwise.train.check import Check
+    from shardwise.trials.doctor.check import Check
 
 _RESULT = "SHARDWISE_DOCTOR_RESULT"
 
 
 def doctor(
-    run: Annotated[Path, typer.Argument(help="The run.toml.", show_default=False)],
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            help="The run.toml; without one, this machine's devices are checked.",
+            show_default=False,
+        ),
+    ] = None,
+    nproc: Annotated[
+        int | None,
+        typer.Option(
+            "--nproc", min=1, help="Devices to use; default: all GPUs, or two CPU processes."
+        ),
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Checks of devices, separated by commas; default: all.")
+    ] = None,
+    skip: Annotated[
+        str | None, typer.Option(help="Checks of devices to leave out, separated by commas.")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Device of the catalogue; default: the one that torch's name means."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="JSON file for the results of devices; default: accept.json."
+        ),
+    ] = None,
+    deadline: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            help="Seconds until a check of devices has failed; default: 600.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a run before training: a reduced model on a few CPU processes.
+    """Check a run before training, or this machine's devices.
 
-    Checks memory, batch, data, sharding, tied weights, dtypes, collectives, and that loss and
-    gradient norm equal those of one process. Exits with 1 if a check fails.
+    With a run: a reduced model on a few CPU processes. Checks memory, batch, data, sharding, tied
+    weights, dtypes, collectives, and that loss and gradient norm equal those of one process.
+
+    Without: what Shardwise promises, on the devices, in about ten minutes. Checks: parity (every
+    strategy against one unsharded device, in fp64), collectives (calls and bytes), memory
+    (allocated and reserved), time (before and after calibrate), overlap (in a trace), overhead
+    (against a hand-written loop), resume (save, kill, resume to the bit) and compile. What a
+    machine cannot show is "not run", with the reason. Ctrl-C stops it and keeps what was seen.
+
+    Exits with 1 if a check failed or no device could be checked, 128 + signal if a signal stopped
+    it.
+    """
+    if run is None:
+        from shardwise.cli.accept import DEADLINE_S, check_machine
+
+        file = output or Path("accept.json")
+        limit = DEADLINE_S if deadline is None else deadline
+        check_machine(nproc, only, skip, device, file, limit, as_json=as_json)
+        return
+    options = {"nproc": nproc, "only": only, "skip": skip, "device": device, "output": output,
+               "deadline": deadline}  # fmt: skip
+    _check_left_out([name for name, value in options.items() if value is not None])
+    _check_run(run, as_json=as_json)
+
+
+def _check_left_out(given: list[str]) -> None:
+    """Raise SpecError if options for checks of devices are given with a run."""
+    from shardwise.spec.record import SpecError
+
+    if given:
+        raise SpecError(
+            f"--{given[0]}: is for the check of this machine's devices; leave it out, or the run"
+        )
+
+
+def _check_run(run: Path, *, as_json: bool) -> None:
+    """Check a run and print the result; exit with 1 if a check failed.
+
+    In a process that this check launched, do the work of one rank instead.
     """
     from shardwise.cli.long import long_command, needs_torch
     from shardwise.spec.run import read_run
@@ -38,7 +110,8 @@ def doctor(
         _work(described)
         return
     from shardwise.report.doctor import print_checks
-    from shardwise.train.doctor import check_plan, processes_for
+    from shardwise.trials.doctor.plan_checks import check_plan
+    from shardwise.trials.doctor.run import processes_for
 
     checks = check_plan(described)
     processes = processes_for(described)
@@ -53,9 +126,13 @@ def doctor(
 
 
 def _run_checks(described: RunSpec, file: Path, processes: int) -> list[Check]:
-    from shardwise.engine.device import hide_accelerators
-    from shardwise.train import launch
-    from shardwise.train.check import Check
+    """Run the reduced model on CPU processes; return the checks that rank 0 wrote.
+
+    Without these, return one failed check with the exit code.
+    """
+    from shardwise.launch import launcher as launch
+    from shardwise.pytorch.device import hide_accelerators
+    from shardwise.trials.doctor.check import Check
 
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "checks.json")
@@ -70,9 +147,10 @@ def _run_checks(described: RunSpec, file: Path, processes: int) -> list[Check]:
 
 
 def _work(described: RunSpec) -> None:
+    """Do the checks of one rank on the reduced model; rank 0 writes them to the result file."""
     from shardwise.cli.long import speak_for_all
-    from shardwise.train.check import Check
-    from shardwise.train.doctor import check_running, miniature
+    from shardwise.trials.doctor.check import Check
+    from shardwise.trials.doctor.run import check_running, miniature
 
     with speak_for_all():
         mini = miniature(described)

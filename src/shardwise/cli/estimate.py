@@ -99,8 +99,10 @@ def estimate(
 
     Exits with 1 if it does not fit.
     """
-    from shardwise.api import corrected, describe_run, estimate_run, ways_for
+    from shardwise.planning.api import corrected, ways_for
+    from shardwise.predict.api import estimate_run
     from shardwise.report.estimate import print_estimate
+    from shardwise.spec.question import describe_run
     from shardwise.spec.record import SpecError
 
     if nnodes is not None and trace is not None:
@@ -147,9 +149,10 @@ def estimate(
 
 
 def _show_sizes(run: RunSpec, nnodes: str, as_json: bool) -> None:
+    """Print what each number of hosts in `nnodes` costs, such as "1:4"."""
+    from shardwise.launch.environment import host_range
     from shardwise.report.sizes import print_sizes, sizes_record
-    from shardwise.train.launch import host_range
-    from shardwise.train.sizes import sizes_of
+    from shardwise.trainer.sizes import sizes_of
 
     sizes = sizes_of(run, run.cluster.devices_per_node, host_range(nnodes))
     if as_json:
@@ -159,7 +162,8 @@ def _show_sizes(run: RunSpec, nnodes: str, as_json: bool) -> None:
 
 
 def _write_trace(run: RunSpec, path: Path) -> None:
-    from shardwise.api import replay_run
+    """Write the timeline of the simulated step to `path` for Perfetto."""
+    from shardwise.predict.api import replay_run
     from shardwise.spec.record import SpecError
     from shardwise.step.chrome import write_chrome
 

@@ -1,98 +1,27 @@
-"""Examples at the end of each command's help; a test parses every one."""
+"""`shardwise examples`: write the examples of the documentation to ./examples."""
 
 from __future__ import annotations
 
-# By command: a title, and the line to type.
-EXAMPLES: dict[str, dict[str, str]] = {
-    "plan": {
-        "Best configuration": "shardwise plan --model llama-3-8b --cluster 8xH100-SXM -o run.toml",
-        "Time and cost of a trillion tokens": "shardwise plan --model llama-3-70b "
-        "--cluster 64x8xH100-SXM@400Gbps --global-batch 4M --tokens 1T --price 2.5",
-        "Compare with the current setup": "shardwise plan --model llama-3-8b --cluster 8xH100-SXM "
-        "--current accelerate.yaml",
-        "What accelerate can run": "shardwise plan --model llama-3-8b --cluster 8xH100-SXM "
-        "--for accelerate -o run.toml",
-    },
-    "estimate": {
-        "One configuration": "shardwise estimate --model llama-3-8b --cluster 8xA100-80GB "
-        "--strategy zero3 --micro-batch 2 --recompute full",
-        "Simulated step for ui.perfetto.dev": "shardwise estimate run.toml --trace step.json.gz",
-        "Each number of hosts": "shardwise estimate run.toml --nnodes 1:4",
-    },
-    "whatif": {
-        "Other networks": "shardwise whatif run.toml --vary network=100,200,400",
-        "Least network for a target": "shardwise whatif run.toml --least network --for mfu=40%",
-        "Devices for a budget": "shardwise whatif run.toml --vary device=A100-80GB,H100-SXM "
-        "--tokens 1T --price A100-80GB=1.6,H100-SXM=2.5 --csv",
-    },
-    "serve": {
-        "The planner": "shardwise serve",
-        "With the runs of a folder": "shardwise serve runs",
-    },
-    "train": {
-        "On this machine": "shardwise train run.toml --nproc 2",
-        "Resume": "shardwise train run.toml --name it --resume",
-        "One to four hosts": "shardwise train run.toml --nnodes 1:4 --name it --resume",
-    },
-    "rendezvous": {"On a host that does not train": "shardwise rendezvous 10.0.0.9:29400"},
-    "profile": {"Time and memory": "shardwise profile run.toml --memory"},
-    "doctor": {"Before a large run": "shardwise doctor run.toml"},
-    "accept": {
-        "All GPUs of this machine": "shardwise accept -o accept.json",
-        "Two checks": "shardwise accept --only parity,memory",
-    },
-    "compare": {
-        "Three strategies": "shardwise compare run.toml --strategies ddp,zero2,zero3 --rounds 3"
-    },
-    "tune": {"Benchmark the top 5": "shardwise tune run.toml --top 5 -o best.toml"},
-    "calibrate": {
-        "This machine": "shardwise calibrate -o cluster.toml",
-        "From finished runs": "shardwise calibrate --from-run runs/a --from-run runs/b "
-        "-o cluster.toml",
-    },
-    "trace": {
-        "A run": "shardwise trace runs/it",
-        "Any PyTorch traces": "shardwise trace traces/ --cluster 4x8xH100-SXM@400Gbps",
-    },
-    "diff": {"Regression check": "shardwise diff runs/before runs/after"},
-    "memory": {"Owners of the peak": "shardwise memory snapshot.pickle"},
-    "runs": {
-        "All runs": "shardwise runs",
-        "The best of a sweep": "shardwise runs --where state=done --where strategy.kind=zero3 "
-        "--sort loss --show train.learning_rate",
-        "Two runs": "shardwise runs s3://bucket/runs --compare first,second",
-    },
-    "report": {
-        "A plan": "shardwise report run.toml",
-        "A run": "shardwise report runs/it -o it.html",
-        "Several runs": "shardwise report runs/compare -o compare.html",
-    },
-    "contribute": {
-        "Show what would be written": "shardwise contribute runs/it --json",
-        "Write it": "shardwise contribute runs/it -o it.json",
-    },
-    "export": {
-        "For accelerate": "shardwise export run.toml --to accelerate -o accelerate.yaml",
-        "TrainingArguments for transformers": "shardwise export run.toml --to trainer "
-        "-o trainer.json",
-        "As a plain PyTorch script": "shardwise export run.toml --to python -o train.py",
-    },
-    "import": {
-        "From accelerate": "shardwise import accelerate.yaml --model llama-3-8b "
-        "--cluster 8xH100-SXM -o run.toml",
-    },
-    "fsck": {"A run's checkpoints": "shardwise fsck runs/it"},
-    "export-weights": {"For Hugging Face": "shardwise export-weights runs/it -o exported"},
-    "catalog": {
-        "All devices": "shardwise catalog devices",
-        "One device with its sources": "shardwise catalog devices H100-SXM",
-        "Accuracy by device": "shardwise catalog accuracy",
-        "Measured kernels of one device": "shardwise catalog kernels --device H100-SXM",
-    },
-}
+import shutil
+from pathlib import Path
+
+from shardwise.spec.foreign_text import echo
+from shardwise.spec.record import SpecError
+
+NAME = "examples"
 
 
-def epilog(command: str) -> str:
-    """Markdown; typer draws it below the options."""
-    told = [f"- {wanted}: `{line}`" for wanted, line in EXAMPLES.get(command, {}).items()]
-    return "\n".join(["**Examples**\n", *told]) if told else ""
+def examples_folder() -> Path:
+    """The folder of the examples: inside the wheel, or at the root of a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "_examples"
+    return inside if inside.is_dir() else package.parents[1] / NAME
+
+
+def examples() -> None:
+    """Write the examples of the documentation to ./examples."""
+    try:
+        shutil.copytree(examples_folder(), NAME)
+    except FileExistsError:
+        raise SpecError(f"the folder {NAME} exists; remove it, or use what is there") from None
+    echo(f"Written to {NAME}")

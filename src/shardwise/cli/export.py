@@ -109,7 +109,7 @@ def export(
         echo(f"note: figures are not predicted: {problem}", err=True)
 
 
-# Options of a job, and the schedulers that take them.
+# By option of a job: the schedulers that accept it.
 _SCHEDULERS = {
     "partition": ("slurm",),
     "account": ("slurm",),
@@ -122,6 +122,7 @@ _SCHEDULERS = {
 
 
 def _check_taken(stack: str, target: Target) -> None:
+    """Raise SpecError for options that this stack does not accept."""
     from shardwise.spec.record import SpecError
 
     problems = [
@@ -136,6 +137,7 @@ def _check_taken(stack: str, target: Target) -> None:
 
 
 def _variables(texts: list[str]) -> dict[str, str]:
+    """Parse texts like NAME=VALUE into a dict; SpecError for others."""
     from shardwise.spec.record import SpecError
 
     found = {}
@@ -148,8 +150,8 @@ def _variables(texts: list[str]) -> dict[str, str]:
 
 
 def _predicted(run: RunSpec, applied: Strategy, stack: str) -> tuple[Figures | None, str]:
-    """Predictions for the run and for its strategy in the stack, or why there are none."""
-    from shardwise.api import estimate_run
+    """Predictions for the run as planned and as the stack runs it; or None and why."""
+    from shardwise.predict.api import estimate_run
     from shardwise.report.exported import Figures
     from shardwise.spec.record import SpecError
     from shardwise.stacks.write.exports import shards_along_rows
@@ -157,8 +159,9 @@ def _predicted(run: RunSpec, applied: Strategy, stack: str) -> tuple[Figures | N
     try:
         planned = estimate_run(run)
         there = planned
-        if applied != run.strategy or shards_along_rows(stack):
-            there = estimate_run(run._replace(strategy=applied), stack)
+        along_rows = shards_along_rows(stack)
+        if applied != run.strategy or along_rows:
+            there = estimate_run(run._replace(strategy=applied), along_rows=along_rows)
     except SpecError as error:
         return None, error.problems[0]
     return Figures(planned, there), ""

@@ -67,7 +67,7 @@ def export_weights(
     from shardwise.checkpoint.export.weights import NotExportedError, check_target, export_first
     from shardwise.report.bytes import bytes_bar
     from shardwise.report.export_weights import print_exported
-    from shardwise.train.rebuild import rebuild
+    from shardwise.trainer.rebuild import rebuild
 
     check_target(output.resolve())
     found = _checkpoints(run, step)
@@ -93,7 +93,7 @@ def export_weights(
 
 
 def _checkpoints(run: str, step: int | None) -> list[Folder]:
-    """The checkpoints to try, in order."""
+    """The checkpoints to try, newest first; only that of `step` if it is given."""
     from shardwise.checkpoint.format.folder import find_folder, is_remote
     from shardwise.checkpoint.format.place import step_of
     from shardwise.checkpoint.format.run_folder import place_of_run

@@ -33,47 +33,23 @@ def import_(
 
     Without --model and --cluster, only the sections that the file settles are printed.
     """
-    from shardwise.report.imported import import_summary, imported_toml
-    from shardwise.spec.lookup import find_cluster, find_model
-    from shardwise.spec.record import Problems
-    from shardwise.stacks.outcomes import Outcome
-    from shardwise.stacks.read.imports import (
-        ask_for_cluster,
-        import_file,
-        imported_cluster,
-        imported_run,
-        other_size,
-    )
+    from shardwise.spec.record import SpecError
+    from shardwise.stacks.api import import_ as read
 
     if output is not None:
         check_output(output, suffix=".toml")
-    imported = import_file(file)
-    where = cluster or imported_cluster(imported)
-    missing = [] if model else ["model: the file does not name it; give --model, such as gpt2"]
-    missing += [] if where else [ask_for_cluster(imported)]
-    run = None
-    problems = Problems()
-    with problems.collect():
-        chosen_model = find_model(model) if model else None
-    with problems.collect():
-        chosen_cluster = find_cluster(where) if where else None
-    problems.found += missing if output is not None else []
-    problems.raise_if_any()
-    if chosen_model is not None and chosen_cluster is not None:
-        run = imported_run(imported, chosen_model, chosen_cluster)
-    difference = other_size(imported, chosen_cluster) if chosen_cluster is not None else None
-    if difference is not None:
-        imported = imported._replace(outcomes=(*imported.outcomes, Outcome("lost", why=difference)))
-    text = imported_toml(imported, file.name, run)
+    found = read(file, model, cluster)
     if output is not None:
-        output.write_text(text, encoding="utf-8")
+        if found.missing:
+            raise SpecError(list(found.missing))
+        output.write_text(found.toml, encoding="utf-8")
     if as_json:
-        print_json({"schema": 1, **imported.to_dict()})
+        print_json({"schema": 1, **found.imported.to_dict()})
     elif output is None:
-        echo(text, end="")
+        echo(found.toml, end="")
     else:
-        for line in import_summary(imported, file.name):
+        for line in found.summary:
             echo(line)
         echo(f"Written to {output}. Compare with the best plan: shardwise plan {output}")
-    for sentence in missing:
+    for sentence in found.missing:
         echo(f"note: {sentence}", err=True)

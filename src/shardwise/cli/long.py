@@ -1,4 +1,4 @@
-"""What long-running commands share: torch, signals, tracebacks, and errors of several ranks."""
+"""Shared by long-running commands: torch, signals, tracebacks, and errors of several ranks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ DEBUG = "SHARDWISE_DEBUG"
 
 
 def wants_traceback() -> bool:
-    """Whether `--debug` was given, or SHARDWISE_DEBUG is set."""
+    """Whether `--debug` was given or SHARDWISE_DEBUG is set."""
     return os.environ.get(DEBUG) not in (None, "", "0")
 
 
 def long_command() -> None:
-    """Turn the garbage collector on again, and let a lost peer be an error, not a signal."""
-    from shardwise.train.say import show_log_lines
+    """Prepare for a long run: enable garbage collection, show log lines, ignore SIGPIPE.
+
+    With SIGPIPE ignored, a lost peer raises an error instead of ending the process.
+    """
+    from shardwise.launch.say import show_log_lines
 
     gc.enable()
     show_log_lines()
@@ -32,7 +35,7 @@ def long_command() -> None:
 
 
 def needs_torch() -> None:
-    """Raise a SpecError that says how to install torch, where it is missing."""
+    """Raise a SpecError with the install command if torch is not installed."""
     try:
         import torch  # noqa: F401
     except ModuleNotFoundError:
@@ -45,19 +48,20 @@ def needs_torch() -> None:
 def speak_for_all(
     on_error: Callable[[], None] = lambda: None, launched: bool = False
 ) -> Iterator[None]:
-    """Report an error once for all ranks: rank 0 first, others only if rank 0 is silent.
+    """Report known errors once for all ranks, then end the process with their exit code.
 
-    With `launched`, the launcher reports lost peers itself. `on_error` closes the screen first.
+    Rank 0 reports. Other ranks wait two seconds first, so they report only if rank 0 is silent.
+    With `launched`, the launcher reports lost peers. `on_error` runs first, to close the screen.
     """
     from shardwise.checkpoint.dcp.load import NoIntactCheckpointError, UnreachableError
     from shardwise.checkpoint.dcp.save import SaveError
-    from shardwise.engine.device import PeerFailedError, is_lost_peer
     from shardwise.engine.replicas import HealingError
-    from shardwise.train.agree import UnequalDataError
-    from shardwise.train.loop import NonFiniteError
-    from shardwise.train.supervisor import PEER_LOST
+    from shardwise.launch.supervisor import PEER_LOST
+    from shardwise.pytorch.device import PeerFailedError, is_lost_peer
+    from shardwise.trainer.agree import UnequalDataError
+    from shardwise.trainer.loop import NonFiniteError
 
-    # A restart would repeat the first kind of error, and may not meet the second.
+    # A restart would repeat a lasting error; it may not meet a passing one again.
     lasting, passing = (
         (UnequalDataError, NonFiniteError, NoIntactCheckpointError),
         (SaveError, UnreachableError, HealingError),

@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from keyword import iskeyword
 from typing import Any, TextIO
@@ -14,22 +14,27 @@ from typing import Any, TextIO
 import typer
 import typer.core
 
-from shardwise.cli.examples import epilog
+from shardwise.cli.help_examples import example_lines
 from shardwise.cli.long import DEBUG, wants_traceback
 from shardwise.cli.usage import UsageError, usage_problem
-from shardwise.progress import stages
 from shardwise.spec.file_errors import is_wrong_name
 from shardwise.spec.foreign_text import echo, echo_traceback, one_line
+from shardwise.spec.progress import stages
 from shardwise.spec.record import SpecError, SpecWarning
-from shardwise.version import __version__
+from shardwise.spec.version import __version__
 
 
 class _Command(typer.core.TyperCommand):
-    """A command whose help shows no type for flags."""
+    """A command whose help is plain lines: the boxes of typer take twice as many lines."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         hide_flag_types(self.get_params(ctx))
+        self.rich_markup_mode = None
         super().format_help(ctx, formatter)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        if lines := example_lines(self.name or ""):
+            formatter.write("\nExamples:\n" + "".join(f"{line}\n" for line in lines))
 
 
 class _Group(typer.core.TyperGroup):
@@ -67,20 +72,18 @@ GROUPS: dict[str, dict[str, str]] = {
         "whatif": "Vary network, device, size or length and see what changes",
         "serve": "Open the planner as a page on this machine",
         "catalog": "List models, devices, measured kernels and accuracy",
+        "examples": "Write the examples of the documentation to ./examples",
         "calibrate": "Measure this machine or cluster for better predictions",
     },
     "Train": {
-        "train": "Train a run.toml, and compare with the prediction",
+        "train": "Train or profile a run.toml, and compare with the prediction",
         "rendezvous": "Serve the rendezvous of runs on several hosts",
-        "doctor": "Check a run in miniature before it costs anything",
-        "accept": "Check on this machine's devices what Shardwise promises",
+        "doctor": "Check a run in miniature, or this machine's devices",
         "compare": "Run several strategies for real; rank them by measured speed",
         "tune": "Benchmark the most promising configurations and keep the fastest",
     },
     "Analyse": {
-        "profile": "Profile a few steps of a run.toml",
-        "trace": "Explain profiler traces: compute, communication, stragglers",
-        "diff": "Compare two runs or traces; exit 1 if the second is slower",
+        "trace": "Explain profiler traces, or compare two runs",
         "memory": "Analyse memory snapshots: peak, owners, leaks, fragmentation",
         "runs": "List, compare and query past runs of a folder or bucket",
         "report": "Write one HTML page about plans, runs and traces",
@@ -96,7 +99,13 @@ GROUPS: dict[str, dict[str, str]] = {
     },
 }
 COMMANDS = tuple(name for commands in GROUPS.values() for name in commands)
-# Characters of an unexpected error's own text.
+# Old names of commands that are now part of others. They work until the next release.
+RENAMED = {
+    "diff": "trace AFTER --against BEFORE",
+    "profile": "train RUN --profile STEPS",
+    "accept": "doctor",
+}
+# Most characters of the message of an unexpected error.
 MAX_DETAIL = 300
 
 
@@ -119,30 +128,40 @@ def _options(
 
 
 def add_commands(names: Iterable[str] = COMMANDS) -> None:
-    """Register these commands with the application."""
+    """Register the commands in `names`, and renamed ones, with the application."""
     for group, commands in GROUPS.items():
         for name in [name for name in commands if name in names]:
-            function = name.replace("-", "_") + "_" * iskeyword(name)
-            found = getattr(import_module(f"shardwise.cli.{function}"), function)
             app.command(
                 name,
                 cls=_Command,
                 short_help=commands[name],
-                epilog=epilog(name),
                 rich_help_panel=group,
-            )(found)
+            )(_function(name))
+    for name in [name for name in RENAMED if name in names]:
+        app.command(name, cls=_Command, hidden=True)(_function(name))
+
+
+def _function(name: str) -> Callable[..., None]:
+    """The function of a command, imported from its module."""
+    function = name.replace("-", "_") + "_" * iskeyword(name)
+    found: Callable[..., None] = getattr(import_module(f"shardwise.cli.{function}"), function)
+    return found
 
 
 def run() -> None:
-    """Run the command that was asked for, and exit with its code."""
+    """Run the command on the command line, and exit with its code."""
     if "--debug" in sys.argv:
-        # Anywhere on the line; the environment carries it to processes that a command starts.
+        # Accepted anywhere on the line; the environment passes it to child processes.
         sys.argv.remove("--debug")
         os.environ[DEBUG] = "1"
     # Completion passes the words of the line in the environment.
     words = os.environ.get("COMP_WORDS", "").split() or sys.argv
-    # Registering every command takes longer than the answer of one.
-    add_commands(words[1:2] if set(words[1:2]) & set(COMMANDS) else COMMANDS)
+    # Registering every command would take longer than running one.
+    asked = words[1:2]
+    add_commands(asked if {*asked} & {*COMMANDS, *RENAMED} else COMMANDS)
+    for name in asked:
+        if name in RENAMED and sys.argv[1:2] == asked and os.environ.get("RANK", "0") == "0":
+            echo(f"note: 'shardwise {name}' is now 'shardwise {RENAMED[name]}'", err=True)
     warnings.showwarning = print_warning
     try:
         # Outside of its standalone mode typer raises usage errors instead of framing them.
@@ -163,7 +182,7 @@ def run() -> None:
 
 
 def _answer() -> int:
-    """Run the command; the line of its current stage is gone when this returns or raises."""
+    """Run the command and return its exit code; always clears the progress line of its stage."""
     try:
         return app(standalone_mode=False) or 0
     finally:
@@ -178,7 +197,7 @@ def print_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print a warning about the input as a note, and others in one line too."""
+    """Print a warning to stderr in one line; warnings about input are notes, on rank 0 only."""
     if not issubclass(category, SpecWarning):
         echo(f"warning: {one_line(str(message))}", err=True)
     elif os.environ.get("RANK", "0") == "0":
@@ -186,16 +205,16 @@ def print_warning(
 
 
 def is_bad_input(error: Exception) -> bool:
-    """Whether the user can mend it: a SpecError, or the wrong name of a file.
+    """Whether the user can fix the error: a SpecError, or a wrong file name.
 
-    A rank that fails in another way is started again: an I/O error may pass.
+    A rank that fails in another way is restarted, because an I/O error may pass.
     """
     named = isinstance(error, OSError) and bool(error.filename)
     return isinstance(error, SpecError) or (named and is_wrong_name(error))
 
 
 def sentences(error: Exception) -> list[str]:
-    """What to print of an error: one sentence for each thing to change."""
+    """The sentences to print for an error, one for each thing to change."""
     if isinstance(error, SpecError):
         return error.problems
     if isinstance(error, OSError) and error.filename:

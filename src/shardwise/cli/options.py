@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,12 +11,23 @@ from shardwise.cli import complete
 from shardwise.spec.optimizer import OPTIMIZERS
 from shardwise.spec.strategy import PRECISIONS
 
+RunFile = Annotated[Path, typer.Argument(help="The run.toml.", show_default=False)]
+ProcessesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--nproc", min=1, help="Processes on this machine; default: the cluster's GPUs per node."
+    ),
+]
+NameOption = Annotated[
+    str | None,
+    typer.Option("--name", help="Name of the run's folder; default: the file's name and the time."),
+]
 ModelOption = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="Preset name (shardwise catalog models), config.json or its folder, or a factory "
-        "such as mymodels:make. Required unless the run.toml names one.",
+        help="Preset (shardwise catalog models), config.json or its folder, or a factory such as "
+        "mymodels:make. Default: the run.toml's.",
         autocompletion=complete.models,
     ),
 ]
@@ -24,7 +36,7 @@ ClusterOption = Annotated[
     typer.Option(
         "--cluster",
         help="Nodes x GPUs x device @ network per GPU, such as 4x8xH100-SXM@400Gbps or "
-        "8xA100-80GB; or a TOML file. Required unless the run.toml names one.",
+        "8xA100-80GB; or a TOML file. Default: the run.toml's.",
         autocompletion=complete.clusters,
     ),
 ]
@@ -56,9 +68,8 @@ PrecisionOption = Annotated[
     str | None,
     typer.Option(
         "--precision",
-        help="Compute and all-gather dtype: bf16, fp16 or fp32, with fp32 master weights and "
-        "reductions; fp8, mxfp8 or nvfp4: products of linear layers in these, the rest in bf16 "
-        "(planning only). Default: bf16.",
+        help="bf16, fp16 or fp32 for compute and all-gathers, with fp32 master weights; or fp8, "
+        "mxfp8 or nvfp4 for products of linear layers (planning only). Default: bf16.",
         autocompletion=complete.words(*PRECISIONS),
     ),
 ]
@@ -67,7 +78,7 @@ MeasuredOption = Annotated[
     typer.Option(
         "--measured",
         help="How long a step of RUN took, such as 3.2s, or the folder of a measured run; may be "
-        "repeated. Corrects the times and narrows their interval.",
+        "repeated. Corrects the prediction.",
         show_default=False,
     ),
 ]
@@ -75,8 +86,8 @@ SoftwareOption = Annotated[
     str | None,
     typer.Option(
         "--software",
-        help="Whose kernels are called: a name of 'shardwise catalog software', such as "
-        "flash-attention-3 or megatron. Default: torch-2.13; with --for, the stack's.",
+        help="Whose kernels are called, by a name of 'shardwise catalog software'. Default: "
+        "torch-2.13; with --for, the stack's.",
         autocompletion=complete.software,
     ),
 ]
@@ -102,8 +113,8 @@ LossOption = Annotated[
     str | None,
     typer.Option(
         "--loss",
-        help="plain, or chunked: the logits of one chunk of the tokens at a time. Default: plain; "
-        "'plan' chooses.",
+        help="plain, or chunked: logits of one chunk of tokens at a time. Default: plain; 'plan' "
+        "chooses.",
         autocompletion=complete.words("plain", "chunked"),
     ),
 ]
@@ -111,8 +122,8 @@ AdapterOption = Annotated[
     str | None,
     typer.Option(
         "--adapter",
-        help="Train LoRA adapters instead of the whole model: lora:16, or lora:16:q_proj,v_proj; "
-        "qlora:16 keeps the frozen weights in 4 bits. Default: everything is trained.",
+        help="Train LoRA adapters only: lora:16, or lora:16:q_proj,v_proj; qlora:16 keeps the "
+        "frozen weights in 4 bits. Default: everything is trained.",
         autocompletion=complete.words("lora:16", "qlora:16", "dora:16"),
     ),
 ]
@@ -125,9 +136,8 @@ StackOption = Annotated[
     typer.Option(
         "--for",
         metavar="STACK",
-        help="Search only what this stack can run: accelerate, trainer, trl, axolotl, "
-        "llama-factory, deepspeed, torchtitan, megatron-bridge, lightning, python, slurm or "
-        "kubernetes. Default: everything Shardwise can run.",
+        help="Search only what this stack can run: one of those of 'export --to'. Default: "
+        "everything Shardwise can run.",
         autocompletion=complete.stacks,
     ),
 ]

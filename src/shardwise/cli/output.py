@@ -33,7 +33,7 @@ class Format(StrEnum):
 
 
 def output_format(as_json: bool, as_csv: bool, as_markdown: bool) -> Format:
-    """The one format that was asked for; the screen where none was."""
+    """The requested output format; the screen if none is given, SpecError for several."""
     chosen = {Format.json: as_json, Format.csv: as_csv, Format.markdown: as_markdown}
     asked = [name for name, wanted in chosen.items() if wanted]
     if len(asked) > 1:
@@ -57,7 +57,10 @@ def print_table(table: Table, form: Format) -> None:
 
 
 def check_output(path: Path, suffix: str) -> None:
-    """Refuse a file that cannot be written, or that would overwrite one of another kind."""
+    """Raise SpecError if a file cannot be written or would replace one of another type.
+
+    `suffix` is the type to write, such as ".toml".
+    """
     if path.name == "-":
         raise SpecError("output: '-' is not a file name; give a path")
     if not path.parent.is_dir():

@@ -83,7 +83,10 @@ def plan(
     software: SoftwareOption = None,
     measured: MeasuredOption = None,
     objective: Annotated[
-        Goal, typer.Option(help="What to optimise: speed, memory, sequence length or money.")
+        Goal,
+        typer.Option(
+            metavar="GOAL", help="What to optimise: throughput, memory, sequence or money."
+        ),
     ] = Goal.throughput,
     tokens: TokensOption = None,
     price: PriceOption = None,
@@ -111,10 +114,10 @@ def plan(
 ) -> None:
     """Search for the best configuration and explain the choice.
 
-    The global batch may differ by up to 5% where that divides better (--exact-batch forbids it).
     Exits with 1 if no configuration fits, or none meets the deadline.
     """
-    from shardwise.api import plan_run, read_budget
+    from shardwise.planning.api import plan_run
+    from shardwise.planning.money import read_budget
     from shardwise.planning.record import devices_in_time, plan_record
     from shardwise.report.plan import print_plan
     from shardwise.report.plan_explained import print_explained
@@ -164,8 +167,8 @@ def plan(
 
 
 def _start(found: Plan, chosen: RunSpec | None, stack: str | None, output: Path | None) -> Start:
-    """How to start the plan: here, or in another stack after an export."""
-    from shardwise.api import start_command
+    """The commands that start the plan: here, or in another stack after an export."""
+    from shardwise.launch.command import start_command
     from shardwise.report.plan import Start
 
     written = str(output) if output else None
@@ -182,7 +185,7 @@ def _start(found: Plan, chosen: RunSpec | None, stack: str | None, output: Path 
 
 
 def _print_unsupported(current: Path | None) -> None:
-    """Print settings of another stack's file that the comparison leaves out."""
+    """Print the settings of another stack's file that the comparison ignores."""
     if current is None or current.suffix == ".toml":
         return
     from shardwise.stacks.read.imports import import_file

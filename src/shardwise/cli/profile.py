@@ -1,13 +1,14 @@
-"""`shardwise profile`: train a few steps under the profiler and analyse the traces."""
+"""`shardwise train --profile`, once `shardwise profile`: train a few steps under the profiler."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from shardwise.cli.options import NameOption, ProcessesOption, RunFile
 from shardwise.cli.output import JsonOption, print_json
-from shardwise.cli.train import NameOption, ProcessesOption, RunFile
 from shardwise.spec.foreign_text import echo
 
 # Steps without the profiler, to measure the undisturbed step time too.
@@ -29,15 +30,32 @@ def profile(
 
     Profiled steps come after those in which collectives are counted and memory is measured.
     """
+    profile_steps(run, nproc, after, steps, memory=memory, name=name, as_json=as_json)
+
+
+def profile_steps(
+    run: Path,
+    nproc: int | None,
+    after: int,
+    steps: int,
+    *,
+    memory: bool,
+    name: str | None,
+    as_json: bool,
+) -> None:
+    """Train, profile `steps` steps after at least `after` steps, and print their analysis.
+
+    Does not profile the steps in which collectives are counted and memory is measured.
+    """
+    from shardwise.cli.launching import launch_or_join, result_json, with_steps
     from shardwise.cli.long import needs_torch
-    from shardwise.cli.train import launch_or_join, result_json, with_steps
     from shardwise.spec.record import SpecError
     from shardwise.spec.run import read_run
     from shardwise.spec.train import ProfileSettings, TrainSettings
 
     described = read_run(run)
     needs_torch()
-    from shardwise.train.profile import steps_before_profile, window_folder
+    from shardwise.trainer.profile import steps_before_profile, window_folder
 
     settings = described.train or TrainSettings()
     requested = settings.profile or ProfileSettings()
@@ -52,13 +70,12 @@ def profile(
         ),
         checkpoint=False,
     )
-    arguments = ["profile", str(run), "--after", str(after), "--steps", str(steps)]
-    arguments += ["--memory"] if memory else []
+    arguments = ["train", str(run), "--profile", str(steps), "--profile-after", str(after)]
+    arguments += ["--profile-memory"] if memory else []
     result = launch_or_join(described, run, arguments, nproc, name, as_json)
     if result is None:
         return
-    from shardwise.cli.trace import read_summary, summary_json
-    from shardwise.observe.diagnosis.verdicts import health_of, verdicts_of
+    from shardwise.cli.trace import read_with_progress
     from shardwise.observe.rules import Rules
     from shardwise.observe.run_folder import traces_in
     from shardwise.report.trace import print_trace
@@ -68,16 +85,13 @@ def profile(
     if not files:
         raise SpecError(
             f"profile: the run ended after {result.steps} steps, before any was profiled; give it "
-            f"data for {before + steps} steps, or lower --after"
+            f"data for {before + steps} steps, or lower --profile-after"
         )
-    summary = read_summary(files, Rules(), None, quiet=as_json)
-    thresholds = Rules().thresholds
     cluster = None if described.cluster.device.is_cpu else described.cluster
-    verdicts = verdicts_of(summary, thresholds, cluster)
+    found = read_with_progress(files, Rules(), cluster, quiet=as_json)
     if as_json:
-        analysis = summary_json(summary, verdicts, health_of(summary, thresholds))
-        print_json({**result_json(result), "traces": str(traces), "trace": analysis})
+        print_json({**result_json(result), "traces": str(traces), "trace": found.to_dict()})
         return
     which = f"step {first}" if steps == 1 else f"steps {first} to {first + steps - 1}"
     echo(f"\nProfiled {which}; traces in {traces}\n")
-    print_trace(summary, verdicts, thresholds, cluster)
+    print_trace(found)

@@ -33,10 +33,10 @@ def rendezvous(
     import signal
     import threading
 
+    from shardwise.launch.rendezvous_address import bind_address, parse_endpoint
+    from shardwise.launch.rendezvous_server import RendezvousServer
+    from shardwise.launch.shared_secret import secret_for, take_secret
     from shardwise.spec.record import SpecError
-    from shardwise.train.rendezvous_address import bind_address, parse_endpoint
-    from shardwise.train.rendezvous_server import RendezvousServer
-    from shardwise.train.shared_secret import secret_for, take_secret
 
     given = take_secret(os.environ)
     listen_on = parse_endpoint(address)

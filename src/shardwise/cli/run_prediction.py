@@ -17,15 +17,18 @@ if TYPE_CHECKING:
 
 
 class RunPrediction(NamedTuple):
-    """Simulated step of a run (None where its time cannot be predicted), and its traffic."""
+    """The simulated step of a run (None if its time is unknown), and its traffic per step."""
 
     simulated: Timeline | None
     traffic: tuple[CollectiveProfile, ...]
 
     @classmethod
     def of(cls, run: Path | None, files: list[Path]) -> RunPrediction | None:
-        """The prediction for `run`, or for the run whose folder is the only one of `files`."""
-        from shardwise.api import estimate_run, replay_run
+        """The prediction for run.toml `run`, or for the run folder that is the only file.
+
+        None if there is no run.
+        """
+        from shardwise.predict.api import estimate_run, replay_run
         from shardwise.spec.run import read_run
 
         folder = files[0] if len(files) == 1 and (files[0] / "run.toml").is_file() else None
@@ -38,7 +41,7 @@ class RunPrediction(NamedTuple):
         return cls(replay_run(described), traffic)
 
     def to_dict(self, rank: RankSummary) -> dict[str, Any]:
-        """Simulated against measured as JSON, per step."""
+        """Simulated against measured as JSON, per step; times are in nanoseconds."""
         from shardwise.observe.against import against, traffic_terms
 
         compared = against(self.simulated, rank) if self.simulated is not None else None
@@ -47,7 +50,7 @@ class RunPrediction(NamedTuple):
         return {"against": {"terms": list(map(_term_json, terms)), "units": units}}
 
     def show(self, rank: RankSummary) -> None:
-        """Print simulated against measured."""
+        """Print the simulated step against the measured steps of a rank."""
         from shardwise.observe.against import against, traffic_terms
         from shardwise.report.against import print_against
         from shardwise.report.screen import screen
@@ -56,7 +59,7 @@ class RunPrediction(NamedTuple):
         print_against(screen(), compared, traffic_terms(self.traffic, rank), rank.name)
 
     def check(self, path: Path) -> None:
-        """Refuse a timeline that cannot be written, before any trace is read."""
+        """Raise SpecError for a timeline that cannot be written, before traces are read."""
         if self.simulated is None:
             raise SpecError(
                 "--timeline: the step time of this run cannot be predicted; leave --timeline out"
@@ -65,7 +68,10 @@ class RunPrediction(NamedTuple):
             raise SpecError(f"--timeline: folder {path.parent} does not exist; create it first")
 
     def write(self, rank: RankSummary, rules: Rules, path: Path) -> None:
-        """Write the simulated step and the measured step of median length into one file."""
+        """Write a simulated and a measured step into one file for Perfetto.
+
+        The measured step is that of median length of the rank.
+        """
         from shardwise.observe.against import side_by_side
         from shardwise.observe.rank.summary import summarise_rank
         from shardwise.step.chrome import write_events
@@ -80,4 +86,5 @@ class RunPrediction(NamedTuple):
 
 
 def _term_json(term: Term) -> dict[str, Any]:
+    """A term as a JSON object, predicted and measured."""
     return {"name": term.name, "predicted": term.first, "measured": term.second}

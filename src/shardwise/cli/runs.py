@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardwise.runs.find import FoundRuns
     from shardwise.runs.record import RunRecord
 
-# Runs that 80 columns have room for.
+# Most runs that 80 columns have room for.
 MOST_COMPARED = 4
 
 
@@ -76,6 +76,10 @@ def runs(
 
 
 def _chosen(found: FoundRuns, where: list[str], sort: str, extra: list[str]) -> list[RunRecord]:
+    """The runs that meet all conditions of `where`, sorted by `sort`.
+
+    SpecError for unknown keys, also in `extra`.
+    """
     from shardwise.runs.query import check_keys, read_conditions, sort_runs
 
     conditions = read_conditions(where)
@@ -87,6 +91,7 @@ def _chosen(found: FoundRuns, where: list[str], sort: str, extra: list[str]) -> 
 
 
 def _compare(found: list[RunRecord], names: str, form: Format) -> None:
+    """Print the runs with these names, separated by commas, side by side."""
     from shardwise.report.runs import comparison_table, print_comparison
     from shardwise.runs.compare import choose_runs, compare_runs
     from shardwise.spec.record import SpecError

@@ -1,4 +1,4 @@
-"""Entry point of the `shardwise` command: what must be set before the first import."""
+"""Entry point of the `shardwise` command: process settings before the first import."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import os
 import signal
 import sys
 
-from shardwise.child import protect_children
+from shardwise.launch.child import protect_children
 
 
 def main() -> None:
-    """Start fast, then hand over to the application."""
+    """Set up the process, run the application, and exit with its code."""
     # Collecting garbage during imports takes a tenth of a short command's time, and frees nothing.
     # Long commands turn the collector on again.
     gc.disable()

@@ -3,35 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
-import signal
-import sys
-from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from shardwise.cli.launching import launch_or_join, result_json, with_steps
+from shardwise.cli.options import NameOption, ProcessesOption, RunFile
 from shardwise.cli.output import JsonOption, print_json
-from shardwise.progress import stages
-from shardwise.spec.foreign_text import echo
-
-if TYPE_CHECKING:
-    from shardwise.spec.run import RunSpec
-    from shardwise.train.run import Result
-
-RunFile = Annotated[Path, typer.Argument(help="The run.toml.", show_default=False)]
-ProcessesOption = Annotated[
-    int | None,
-    typer.Option(
-        "--nproc", min=1, help="Processes on this machine; default: the cluster's GPUs per node."
-    ),
-]
-NameOption = Annotated[
-    str | None,
-    typer.Option("--name", help="Name of the run's folder; default: the file's name and the time."),
-]
 
 
 def train(
@@ -56,6 +34,22 @@ def train(
             "--resume", help="Resume --name from its last intact checkpoint; starts it if new."
         ),
     ] = False,
+    profile: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=1000, help="Profile this many steps, stop, and show where their time goes."
+        ),
+    ] = None,
+    profile_after: Annotated[
+        int, typer.Option(min=1, help="With --profile: steps to run before.")
+    ] = 5,
+    profile_memory: Annotated[
+        bool,
+        typer.Option(
+            "--profile-memory",
+            help="With --profile: record memory too; slows the profiled steps a little.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a run.toml and compare prediction and measurement.
@@ -67,12 +61,23 @@ def train(
     Exits with 1 if it failed, 3 if a restart would fail again (non-finite gradient, unequal data,
     no intact checkpoint), 128 + signal if a signal stopped it.
     """
+    from shardwise.launch.environment import HOSTS
     from shardwise.spec.record import SpecError
     from shardwise.spec.run import read_run
-    from shardwise.train.launch import HOSTS
 
     if nnodes is not None:
         os.environ[HOSTS] = nnodes
+    if profile is not None:
+        from shardwise.cli.profile import profile_steps
+
+        if steps is not None or resume:
+            given = "--steps" if steps is not None else "--resume"
+            raise SpecError(f"{given}: --profile trains a few steps of its own; leave it out")
+        profile_steps(
+            *(run, nproc, profile_after, profile),
+            memory=profile_memory, name=name, as_json=as_json,
+        )  # fmt: skip
+        return
     described = read_run(run)
     if resume and name is None:
         raise SpecError("--resume: needs the name of the run; add --name")
@@ -84,249 +89,3 @@ def train(
     result = launch_or_join(described, run, arguments, nproc, name, as_json, resume)
     if as_json and result is not None:
         print_json(result_json(result))
-
-
-def with_steps(described: RunSpec, steps: int, **changes: object) -> RunSpec:
-    """The same run with `steps` steps and other changes to `[train]`."""
-    from shardwise.spec.train import TrainSettings
-
-    settings = described.train or TrainSettings()
-    warmup = min(settings.warmup_steps, steps)
-    return described._replace(train=settings.but(steps=steps, warmup_steps=warmup, **changes))
-
-
-def as_probe(described: RunSpec, steps: int) -> RunSpec:
-    """The same run for `steps` steps, to measure its time only."""
-    return with_steps(
-        described,
-        steps,
-        trackers=(),
-        metrics=None,
-        log_every=steps,
-        profile=None,
-        checkpoint=False,
-        restart={"attempts": 0},
-    )
-
-
-def launch_or_join(
-    described: RunSpec,
-    file: Path,
-    arguments: list[str],
-    nproc: int | None,
-    name: str | None,
-    as_json: bool,
-    resume: bool = False,
-) -> Result | None:
-    """Train as one of the launched processes; return the result, on rank 0 only.
-
-    Without a launcher this process launches others with `arguments`, and exits when they end.
-    """
-    from shardwise.cli.long import long_command, needs_torch
-    from shardwise.spec.lookup import ModuleRef
-    from shardwise.spec.train import TrainSettings
-    from shardwise.train import launch
-    from shardwise.train.admit import admit
-    from shardwise.train.folder import check_name
-    from shardwise.train.shared_secret import take_secret
-    from shardwise.train.slurm import adopt_slurm
-
-    if name is not None:
-        check_name(name)
-    elif launch.host_range().most > 1:
-        check_name(_name_on_all_hosts(file))
-    secret = take_secret(os.environ)  # before any code of the user runs
-    joined = adopt_slurm(os.environ) or launch.is_worker(os.environ)
-    cluster = described.cluster
-    per_node = nproc or (cluster.devices_per_node if cluster.device.is_cpu else None)
-    if not joined and per_node:
-        # Before torch is imported, which takes seconds.
-        hosts = launch.host_range()
-        if not hosts.is_elastic:
-            admit(described, per_node * hosts.most, per_node)
-    if not as_json:
-        stages.show()
-    if "torch" not in sys.modules:  # a rank may be forked from a process that has imported it
-        stages.begin("Importing torch")
-    from_transformers = not isinstance(described.model, ModuleRef)
-    here, hosts_most = per_node or cluster.devices_per_node, launch.host_range().most
-    if not joined and (here > 1 or hosts_most > 1):
-        launch.import_early(here, transformers=from_transformers)
-    needs_torch()
-    long_command()
-    processes = 1 if joined else processes_for(described, nproc)
-    if not joined and (processes > 1 or hosts_most > 1):
-        folder = _folder(described, file, name, resume)
-        os.environ[launch.FOLDER] = str(folder)
-        os.environ[launch.RESUME_COMMAND] = _resume_command(arguments, nproc, folder)
-        arguments = [*arguments, *(["--json"] if as_json else [])]
-        settings = (described.train or TrainSettings()).restart
-        sizes = _sizes(described, processes)
-        packages = "torch and transformers" if from_transformers else "torch"
-        stages.begin(f"Starting {processes} processes, which import {packages}")
-        raise typer.Exit(
-            launch.launch(
-                *(arguments, processes, folder, settings, sizes),
-                transformers=from_transformers,
-                secret=secret,
-                is_done=_done_check(folder, described),
-            )
-        )
-    leads = os.environ.get("RANK", "0") == "0"
-    launched = joined and launch.FOLDER in os.environ
-    folder = Path(os.environ.get(launch.FOLDER, "."))
-    if leads and not launched:
-        folder = _folder(described, file, name, resume)
-        os.environ[launch.RESUME_COMMAND] = _resume_command(arguments, nproc, folder)
-    return _work(described, folder, as_json, launched)
-
-
-def _done_check(folder: Path, described: RunSpec) -> Callable[[], bool]:
-    """A function that says whether the run in `folder` is done; no, if its record is unreadable."""
-    from shardwise.runs.record import NAME, is_done
-    from shardwise.spec.train import TrainSettings
-    from shardwise.train.best_effort import BestEffort
-
-    file = folder / NAME
-    steps = (described.train or TrainSettings()).steps
-    reading = BestEffort(f"read {file}", lambda why: echo(f"shardwise: {why}", err=True))
-
-    def check() -> bool:
-        with reading, suppress(FileNotFoundError):
-            return is_done(file.read_bytes(), steps)
-        return False
-
-    return check
-
-
-def _sizes(described: RunSpec, per_host: int) -> tuple[int, ...]:
-    """The numbers of hosts that the run can use; printed with their costs if there are several."""
-    from shardwise.train.launch import host_range
-    from shardwise.train.sizes import sizes_of
-
-    hosts = host_range()
-    if not hosts.is_elastic:
-        return (hosts.most,)
-    sizes = sizes_of(described, per_host, hosts)
-    for size in sizes:
-        echo(f"shardwise: {size}", err=True)
-    return tuple(size.hosts for size in sizes if not size.problem)
-
-
-def _resume_command(arguments: list[str], nproc: int | None, folder: Path) -> str:
-    """The command that resumes the run in `folder`."""
-    processes = ["--nproc", str(nproc)] if nproc else []
-    words = ["shardwise", *arguments, *processes, "--name", folder.name, "--resume"]
-    return shlex.join(words)
-
-
-def _work(described: RunSpec, folder: Path, as_json: bool, launched: bool) -> Result | None:
-    """Train as one of the processes; `launched` by this command's own launcher."""
-    from shardwise.cli.long import speak_for_all
-    from shardwise.report.train import TrainScreen
-    from shardwise.spec.train import TrainSettings
-    from shardwise.train import launch
-    from shardwise.train.run import run_training
-    from shardwise.train.supervisor import RESIZED
-    from shardwise.train.watcher import watch_this_host
-
-    leads = os.environ.get("RANK", "0") == "0"
-    if launched:
-        launch.end_with_launcher()
-    else:
-        watch_this_host((described.train or TrainSettings()).restart)
-    screen = TrainScreen(os.environ.get(launch.RESUME_COMMAND, ""))
-    with speak_for_all(on_error=screen.close, launched=launched):
-        result = run_training(described, folder, None if as_json else screen)
-    if result.reason == "resizing":
-        raise typer.Exit(RESIZED)
-    if result.stopped_by is not None and not launched:
-        if as_json and leads:
-            print_json(result_json(result))
-        # The exit code that shells and schedulers expect of a process stopped by a signal.
-        raise typer.Exit(128 + result.stopped_by)
-    return result if leads else None
-
-
-def result_json(result: Result) -> dict[str, object]:
-    """The result of a run as `--json` prints it."""
-    stopped_by, predicted = result.stopped_by, result.predicted
-    return {
-        "reason": result.reason,
-        **({} if stopped_by is None else {"stopped_by": signal.Signals(stopped_by).name}),
-        "steps": result.steps,
-        "folder": str(result.folder),
-        **({} if result.checkpoint is None else {"checkpoint": result.checkpoint}),
-        "last": dict(result.last),
-        **({"predicted": predicted.to_dict()} if predicted else {}),
-        **({"measured": result.measured.to_dict()} if result.measured else {}),
-    }
-
-
-def _folder(described: RunSpec, file: Path, name: str | None, resume: bool = False) -> Path:
-    from shardwise.checkpoint.format.run_folder import place_in
-    from shardwise.spec.record import SpecError
-    from shardwise.spec.train import TrainSettings
-    from shardwise.train import launch
-    from shardwise.train.folder import check_name, default_name, make_folder
-    from shardwise.train.replicas.group import replica_group
-
-    parent = Path((described.train or TrainSettings()).folder)
-    if (group := replica_group(described)) is not None:
-        return _group_folder(described, parent, name, group.number, resume)
-    if launch.host_range().most > 1:
-        folder = parent / (name or check_name(_name_on_all_hosts(file)))
-        folder.mkdir(parents=True, exist_ok=True)
-        to = (described.train or TrainSettings()).checkpoint.to
-        if not resume and place_in(folder, to).steps():
-            raise SpecError(f"--name: {folder} exists; add --resume, or use another name")
-        return folder
-    if resume and name is not None and (parent / name).is_dir():
-        return parent / name
-    return make_folder(parent, name or default_name(file))
-
-
-def _name_on_all_hosts(file: Path) -> str:
-    """The name of the run's folder, the same on every host and in every attempt."""
-    return f"{file.stem}-{os.environ.get('PET_RDZV_ID', 'run')}"
-
-
-def _group_folder(
-    described: RunSpec, parent: Path, name: str | None, number: int, resume: bool
-) -> Path:
-    """The folder of a replica group, in that of the run; groups start and return at any time."""
-    from shardwise.checkpoint.format.run_folder import place_in
-    from shardwise.spec.record import SpecError
-
-    if name is None:
-        raise SpecError("--name: replica groups share the folder of their run; give all one name")
-    folder = parent / name
-    own = folder / f"replica-{number}"
-    to = described.train.checkpoint.to if described.train is not None else None
-    if not resume and place_in(folder, to).steps():
-        raise SpecError(f"--name: {folder} exists; add --resume, or use another name")
-    own.mkdir(parents=True, exist_ok=True)
-    return own
-
-
-def processes_for(described: RunSpec, nproc: int | None) -> int:
-    """The number of processes to launch on this machine."""
-    from shardwise.engine.device import accelerator, accelerator_count
-    from shardwise.spec.record import SpecError
-    from shardwise.spec.train import TrainSettings
-    from shardwise.train.admit import device_kind
-
-    device = device_kind(described, described.train or TrainSettings())
-    if device not in ("auto", "cpu", accelerator()):
-        raise SpecError(f'train.device: torch finds no {device} device; use "auto" or "cpu"')
-    gpus = accelerator_count() if device != "cpu" else 0
-    if nproc is None:
-        if not gpus and not described.cluster.device.is_cpu:
-            raise SpecError(
-                f"cluster: names {described.cluster.device.name}, but torch finds no GPU; add "
-                "--nproc 2 to train on two CPU processes"
-            )
-        return described.cluster.devices_per_node
-    if gpus and nproc > gpus:
-        raise SpecError(f"--nproc: {nproc} processes, but this machine has {gpus} GPUs")
-    return nproc

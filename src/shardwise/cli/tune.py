@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardwise.cli.options import ProcessesOption, RunFile
 from shardwise.cli.output import JsonOption, check_output, print_json
-from shardwise.cli.train import ProcessesOption, RunFile
 from shardwise.spec.foreign_text import echo
 
 if TYPE_CHECKING:
-    from shardwise.calibrate.tune import Candidate, Probe
     from shardwise.spec.run import RunSpec
     from shardwise.spec.strategy import Strategy
+    from shardwise.trials.calibrate.tune import Candidate, Probe
 
 
 def tune(
@@ -44,12 +44,12 @@ def tune(
     Predictions choose what to benchmark next and improve with every measurement. A benchmark that
     fails or hangs excludes its configuration. Exits with 1 if none finished.
     """
-    from shardwise.calibrate.fit import require_scipy
-    from shardwise.calibrate.tune import tune as search
+    from shardwise.cli.launching import as_probe, processes_for
     from shardwise.cli.long import needs_torch
-    from shardwise.cli.train import as_probe, processes_for
     from shardwise.report.tune import print_tuned
     from shardwise.spec.run import read_run, replace_run
+    from shardwise.trials.calibrate.fit import require_scipy
+    from shardwise.trials.calibrate.tune import tune as search
 
     check_output(output, ".toml")
     described = read_run(run)
@@ -58,7 +58,7 @@ def tune(
     require_scipy()
     needs_torch()
     processes = processes_for(described, nproc)
-    from shardwise.train.compare_strategies import run_once
+    from shardwise.trials.compare_strategies import run_once
 
     probed = as_probe(described, steps)
     candidates = _candidates(probed, named, factors, processes)
@@ -88,6 +88,7 @@ def tune(
 
 
 def _plain(probe: Probe) -> dict[str, Any]:
+    """A benchmark as a JSON object: its name, predicted and measured seconds per step."""
     found = {"name": probe.candidate.name, "predicted_s": probe.predicted_s}
     if probe.measured_s is None:
         return {**found, "failure": probe.failure}
@@ -95,7 +96,7 @@ def _plain(probe: Probe) -> dict[str, Any]:
 
 
 def _named(described: RunSpec, strategies: str) -> dict[str, Strategy]:
-    """The strategies that are named, with everything else as the run.toml says."""
+    """The named strategies by name; all other settings are those of the run.toml."""
     from shardwise.spec.record import Problems, SpecError
 
     problems, found = Problems(), {}
@@ -111,11 +112,14 @@ def _named(described: RunSpec, strategies: str) -> dict[str, Strategy]:
 def _candidates(
     described: RunSpec, named: dict[str, Strategy], factors: list[int], processes: int
 ) -> list[Candidate]:
-    """Every strategy with every micro-batch that these processes can run and that fits."""
-    from shardwise.api import estimate_run
-    from shardwise.calibrate.tune import Candidate
+    """Each strategy with each micro-batch that these processes can run and that fits in memory.
+
+    `factors` are multiples of the run.toml's micro-batch. SpecError if nothing remains.
+    """
+    from shardwise.predict.api import estimate_run
     from shardwise.spec.cluster import ClusterSpec
     from shardwise.spec.record import SpecError
+    from shardwise.trials.calibrate.tune import Candidate
 
     cluster: ClusterSpec = described.cluster
     if cluster.devices_per_node != processes and cluster.nodes == 1:
@@ -141,6 +145,7 @@ def _candidates(
 
 
 def _factors(text: str) -> list[int]:
+    """Parse a list of positive whole numbers such as "1,2,4"; SpecError for anything else."""
     from shardwise.spec.record import SpecError
 
     try:

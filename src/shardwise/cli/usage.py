@@ -1,4 +1,4 @@
-"""Usage errors of the command line as one plain sentence each, without a frame."""
+"""Usage errors of the command line as one plain sentence each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 def usage_problem(error: Any) -> str:
-    """What to change on the command line, for a UsageError of click."""
+    """Sentence: what to change on the command line, for a UsageError of click."""
     kind, message = type(error).__name__, str(getattr(error, "message", "")).rstrip(".")
     name = _parameter(error)
     if kind == "MissingParameter":
@@ -35,6 +35,7 @@ def usage_problem(error: Any) -> str:
 
 
 def _parameter(error: Any) -> str:
+    """The name of the option or argument that an error is about."""
     parameter = getattr(error, "param", None)
     names = [name for name in getattr(parameter, "opts", ()) if name.startswith("--")]
     if names:
@@ -43,7 +44,7 @@ def _parameter(error: Any) -> str:
 
 
 def _range(error: Any) -> str:
-    """The range of a number that lies outside of it, where click itself checks numbers."""
+    """Phrase: the allowed range of a number, if click rejected it as outside; else empty."""
     kind = getattr(getattr(error, "param", None), "type", None)
     low, high = getattr(kind, "min", None), getattr(kind, "max", None)
     if "is not in the range" not in str(error.message) or (low is None and high is None):
@@ -56,10 +57,12 @@ def _range(error: Any) -> str:
 
 
 def _options(error: Any) -> list[str]:
+    """All options of the command that an error is about."""
     command = getattr(getattr(error, "ctx", None), "command", None)
     return [name for param in getattr(command, "params", ()) for name in param.opts]
 
 
 def _commands(error: Any) -> list[str]:
+    """Names of all commands of the group that an error is about."""
     command = getattr(getattr(error, "ctx", None), "command", None)
     return list(getattr(command, "commands", {}))

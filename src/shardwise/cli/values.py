@@ -8,7 +8,7 @@ def lowered(text: str | None) -> str | None:
 
 
 def number_or_word(text: str | None) -> object:
-    """A share such as 0.5 or 38%, or a word."""
+    """A number such as 0.5, a percentage as a share, or a word in lower case; None for None."""
     try:
         if text is not None and text.endswith("%"):
             return float(text[:-1]) / 100
@@ -18,6 +18,7 @@ def number_or_word(text: str | None) -> object:
 
 
 def flag_or_size(text: str | None) -> object:
+    """A bool for "true" and "false", an int for digits; any other text and None unchanged."""
     if text is None or not text.isdigit():
         return {"true": True, "false": False}.get((text or "").lower(), text)
     return int(text)

@@ -96,13 +96,13 @@ def whatif(
 
     Exits with 1 if no configuration fits, no value meets the target, or all miss the deadline.
     """
-    from shardwise.api import describe_run, read_budget
     from shardwise.planning.least import devices_for_deadline, parse_target
     from shardwise.planning.least import least as find_least
-    from shardwise.planning.money import Budget
+    from shardwise.planning.money import Budget, read_budget
     from shardwise.planning.problem import Problem
     from shardwise.planning.whatif import study
     from shardwise.report.whatif import studies_table
+    from shardwise.spec.question import describe_run
     from shardwise.spec.record import Problems
 
     form = output_format(as_json, as_csv, as_markdown)
@@ -167,7 +167,7 @@ def whatif(
 
 
 def _misses(points: list[Point], budget: Budget) -> bool:
-    """Whether there is a deadline, something fits, and no point meets it."""
+    """Whether some points fit and all that fit miss the deadline."""
     speeds = [point.candidate.tokens_per_s for point in points if point.candidate]
     return bool(speeds) and not any(budget.in_time(speed) for speed in speeds)
 
@@ -175,6 +175,7 @@ def _misses(points: list[Point], budget: Budget) -> bool:
 def _as_dict(
     studies: list[tuple[str, list[Point]]], found: Least | None, more: Least | None, budget: Budget
 ) -> dict[str, object]:
+    """The studies, the least value and the missed deadline as a JSON object."""
     return {
         "schema": 1,
         "kind": "predicted",
@@ -195,6 +196,7 @@ def _print(
     more: Least | None,
     budget: Budget,
 ) -> None:
+    """Print the heading, each study, the least value, and advice on a missed deadline."""
     from shardwise.report.money import deadline_words
     from shardwise.report.screen import screen
     from shardwise.report.whatif import print_heading, print_least, print_study
@@ -209,7 +211,7 @@ def _print(
 
 
 def _read_vary(text: str) -> tuple[str, list[str]]:
-    """`network=100,200` as a name and its values."""
+    """Parse `network=100,200` into a name and its values."""
     from shardwise.spec.record import SpecError
 
     name, _, values = text.partition("=")

@@ -1,1 +1,1 @@
-"""Apply a Strategy with PyTorch's FSDP2 and DDP. No other package calls fully_shard or DDP."""
+"""Apply a strategy with fully_shard, DDP and DTensor."""

@@ -1,4 +1,4 @@
-"""How the engine initialises adapters, and stores and identifies frozen weights."""
+"""Initialise adapters, and store and identify the frozen weights of adapted models."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.engine.mesh import world
-from shardwise.engine.torch_private import plain_tensors
+from shardwise.pytorch.adapted import NAME, without_adapters
 from shardwise.pytorch.parts import Parts
+from shardwise.pytorch.private import plain_tensors
+from shardwise.pytorch.quiet_libraries import quiet_imports
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
-from shardwise.units.adapted import NAME, without_adapters
 from shardwise.units.module import TORCH_DTYPES
-from shardwise.units.quiet_libraries import quiet_imports
 
 log = logging.getLogger("shardwise")
 _MARK = "_shardwise_base"
-# Elements of NF4's blocks and of the blocks of their scales. Each rank must hold full ones.
+# Elements of an NF4 block × blocks that share quantised scales. A shard must be a multiple.
 _NF4_BLOCK = 64 * 256
-# Elements whose checksum is computed at a time, and a constant that makes it depend on their order.
+# Elements per step of a checksum, and a factor that makes it depend on the order of elements.
 _CHUNK, _MIX = 2**22, 0x1E3779B97F4A7C15
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def check_adapter(adapter: Adapter | None, strategy: Strategy) -> None:
-    """Raise SpecError for frozen weights that the engine cannot store or multiply."""
+    """Raise SpecError if the engine cannot store or use the frozen weights with this strategy."""
     if adapter is None:
         return
     if adapter.base == "int8":
@@ -51,7 +51,7 @@ def check_adapter(adapter: Adapter | None, strategy: Strategy) -> None:
 
 
 def initialise_adapter(layer: Any) -> None:
-    """Set the adapters of a layer as peft does; its base weight must be set already."""
+    """Initialise a layer's adapter as peft does; call it after its base weight is set."""
     layer.reset_lora_parameters(NAME, True)
     if NAME not in layer.lora_magnitude_vector:
         return
@@ -63,14 +63,14 @@ def initialise_adapter(layer: Any) -> None:
 
 
 class FrozenWeights:
-    """Stores the frozen weights of an adapted model, and identifies them.
+    """Stores the frozen weights of an adapted model in the adapter's format, and identifies them.
 
-    Does nothing for a model without an adapter. A weight is identified before it is quantised,
-    and by the name it has without adapters.
+    Does nothing for a model without an adapter. A weight's checksum is computed before
+    quantisation, under the name that the weight has without adapters.
     """
 
     def __init__(self, parts: Parts, ranks: int = 1) -> None:
-        """`ranks` is the number of ranks that a weight is sharded over."""
+        """`ranks` is the number of ranks that each weight is sharded over."""
         self._adapter, self._ranks = parts.adapter, ranks
         self._checksums: dict[str, int] = {}
         self._names: dict[int, str] = {}
@@ -85,7 +85,7 @@ class FrozenWeights:
         self._in_blocks = {id(module) for block in blocks for module in block.modules()}
 
     def store(self, members: Iterable[nn.Module]) -> None:
-        """Convert the frozen weights of `members` that are not stored yet."""
+        """Convert the frozen weights of `members` that are not converted yet."""
         if self._adapter is None:
             return
         with without_adapters(members) as base:
@@ -96,6 +96,7 @@ class FrozenWeights:
                 self._store(module, self._adapter)
 
     def _store(self, module: nn.Module, adapter: Adapter) -> None:
+        """Convert the frozen weights that belong to `module` itself, not to its children."""
         dtype = TORCH_DTYPES[adapter.float_dtype]
         for key, parameter in list(module.named_parameters(recurse=False)):
             name = f"{self._names[id(module)]}.{key}".lstrip(".")
@@ -110,6 +111,7 @@ class FrozenWeights:
                 self._quantise(name, module, key, parameter)
 
     def _quantise(self, name: str, module: nn.Module, key: str, weight: nn.Parameter) -> None:
+        """Quantise a weight to NF4, or add its name to `not_quantised` if that is impossible."""
         fits = weight.numel() % (_NF4_BLOCK * self._ranks) == 0 and len(weight) % self._ranks == 0
         if not isinstance(module, nn.Linear) or not fits:
             self.not_quantised.append(name)
@@ -117,7 +119,7 @@ class FrozenWeights:
         setattr(module, key, nn.Parameter(to_nf4(weight.data), requires_grad=False))
 
     def finish(self, model: nn.Module) -> None:
-        """Remember on the model what its base is; tell which weights are not quantised."""
+        """Store the digest of all frozen weights on the model; warn about unquantised ones."""
         if self._adapter is None:
             return
         listed = "\n".join(f"{name} {value}" for name, value in sorted(self._checksums.items()))
@@ -135,13 +137,16 @@ class FrozenWeights:
 
 
 def base_digest(model: nn.Module) -> str | None:
-    """The identity of the frozen weights of an adapted model, the same on any number of ranks."""
+    """A hash of the frozen weights of an adapted model; None without an adapter.
+
+    It is the same on any number of ranks.
+    """
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     return cast("str | None", getattr(inner, _MARK, None))
 
 
 def to_nf4(weight: torch.Tensor) -> torch.Tensor:
-    """The weight in NF4, by torchao.
+    """The weight quantised to NF4 by torchao.
 
     Measured with a 512 × 512 layer under fully_shard on two CPU ranks: torchao and bitsandbytes
     both give the output of the unsharded layer to the bit and are as exact (9.2 % and 9.1 % from
@@ -162,18 +167,20 @@ def to_nf4(weight: torch.Tensor) -> torch.Tensor:
 
 
 def is_quantised(weight: torch.Tensor) -> bool:
+    """Whether the weight is stored as a quantised tensor of torchao."""
     return type(weight.data).__module__.startswith("torchao.")
 
 
 def stored_bytes(parameter: torch.Tensor) -> int:
-    """Bytes of a parameter on this rank, as it is stored: of a quantised one with its scales, the
-    table of its values and the mean of its scales.
+    """Bytes that a parameter takes on this rank.
+
+    For a quantised one this includes its scales, its table of values and the mean of its scales.
     """
     return sum(part.nbytes for part in plain_tensors(parameter))
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    """A sum over the bits of a tensor that depends on their order, the same on every device."""
+    """A checksum of the bits of a tensor that depends on their order; the same on every device."""
     bits = tensor.detach().reshape(-1).view(_INTEGERS[tensor.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for start in range(0, bits.numel(), _CHUNK):

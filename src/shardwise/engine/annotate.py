@@ -6,12 +6,12 @@ from contextlib import AbstractContextManager, nullcontext
 
 from torch.autograd.profiler import record_function
 
-from shardwise.engine.torch_private import is_profiling
+from shardwise.pytorch.private import is_profiling
 
 DATA = "shardwise::data"
 SYNC, NO_SYNC = "shardwise::micro_batch (sync)", "shardwise::micro_batch (no sync)"
 
 
 def annotated(name: str) -> AbstractContextManager[object]:
-    """Mark a range in the trace while a profiler records; otherwise do nothing."""
+    """A context that marks a range in the trace of a running profiler; otherwise does nothing."""
     return record_function(name) if is_profiling() else nullcontext()

@@ -1,9 +1,9 @@
-"""Context parallelism: each process of a context group has a part of every sequence.
+"""Context parallelism: each process of a context group holds a part of every sequence.
 
-Everything but attention works on single tokens. In Ulysses' method, attention exchanges parts of
-the sequence for heads by an all-to-all, so that each process attends over the whole sequence with
-some of the heads, and back. It is an attention function of transformers' interface: masks, windows
-and packed examples are those of whole sequences.
+Every layer but attention works on single tokens. In Ulysses' method, attention exchanges parts of
+the sequence for heads by an all-to-all, so that each process attends over the full sequence with
+some of the heads, and exchanges back. It is an attention function of transformers' interface:
+masks, windows and packed examples are those of full sequences.
 
 Ring attention is torch's own `context_parallel`. It needs kernels that torch has for GPUs only, and
 has not been run by our tests.
@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardwise.engine.packing import packed_settings
 from shardwise.engine.sequence import whole_masks
 from shardwise.engine.sync import left_after_backward
-from shardwise.engine.torch_private import exchange
+from shardwise.pytorch.private import exchange
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from shardwise.units.module import TORCH_DTYPES
@@ -35,7 +35,7 @@ _NUMBERS = itertools.count()
 
 
 class Part(NamedTuple):
-    """What one process sees of a micro-batch: inputs, targets, and settings of the forward."""
+    """The part of a micro-batch on one process: inputs, targets, and keywords of the forward."""
 
     ids: torch.Tensor
     targets: torch.Tensor
@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
 
 class ContextParallel:
-    """How a model's processes divide sequences among them."""
+    """Divides each micro-batch among the processes of a context group."""
 
     def __init__(self, strategy: Strategy, group: dist.ProcessGroup, device_type: str) -> None:
         self.strategy, self.group, self._device_type = strategy, group, device_type
@@ -55,7 +55,17 @@ class ContextParallel:
         targets: torch.Tensor,
         positions: torch.Tensor | None,
     ) -> Part:
-        """The part of this process."""
+        """The part of a micro-batch that this process computes.
+
+        Args:
+            model: The model that the part is for.
+            ids: Token ids of full sequences, (batch, sequence).
+            targets: The id that follows each token, of the same shape.
+            positions: Positions of packed examples; None if they are not packed.
+
+        Raises:
+            SpecError: The group size does not divide the sequence length.
+        """
         size = self.group.size()
         if ids.shape[1] % size:
             raise SpecError(
@@ -89,6 +99,10 @@ class ContextParallel:
         packed: dict[str, Any],
         entered: ExitStack,
     ) -> Part:
+        """The part of this process for ring attention.
+
+        torch's context is entered in `entered`, until the backward is done.
+        """
         from torch.distributed.tensor.experimental import context_parallel
 
         if packed:
@@ -96,7 +110,7 @@ class ContextParallel:
                 "data.packing: ring attention has no masks, which packed examples need; set "
                 'packing = false or context_method = "ulysses"'
             )
-        # They become parts in place, in an order that gives every process the same work.
+        # The context replaces each buffer by this process's part, balanced for causal attention.
         buffers = [ids.clone(), targets.clone(), where.clone()]
         mesh = DeviceMesh.from_group(self.group, self._device_type)
         entered.enter_context(
@@ -115,10 +129,10 @@ class ContextParallel:
 def divide_sequences(
     model: nn.Module, strategy: Strategy, group: dist.ProcessGroup, device_type: str
 ) -> None:
-    """Let `model` attend over whole sequences of which each process of `group` has a part.
+    """Make `model` attend over full sequences while each process of `group` holds a part of them.
 
     Raises:
-        SpecError: The model's attention cannot be divided so.
+        SpecError: The model's attention does not support it.
     """
     check_context(model, strategy, device_type)
     if strategy.context_method == "ulysses":
@@ -127,7 +141,7 @@ def divide_sequences(
 
 
 def context_of(model: nn.Module) -> ContextParallel | None:
-    """How the model's processes divide sequences; None if each has whole ones."""
+    """The context parallelism of a model; None if each process has full sequences."""
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     found: ContextParallel | None = getattr(inner, _MARK, None)
     return found
@@ -160,7 +174,7 @@ def check_context(model: nn.Module, strategy: Strategy, device_type: str) -> Non
 
 
 def _registered(group: dist.ProcessGroup) -> str:
-    """The name under which transformers knows attention that exchanges heads within `group`."""
+    """Register attention that exchanges heads within `group`; return its name in transformers."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -171,7 +185,7 @@ def _registered(group: dist.ProcessGroup) -> str:
 
 
 class _Ulysses:
-    """An attention function of transformers: exchanges parts of the sequence for heads."""
+    """An attention function for transformers that exchanges parts of the sequence for heads."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -185,11 +199,14 @@ class _Ulysses:
         attention_mask: torch.Tensor | None,
         **settings: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Attend; tensors are (batch, heads, part of the sequence, width of a head)."""
+        """The attention output, (batch, sequence part, heads, head width), and None for weights.
+
+        Inputs are (batch, heads, sequence part, head width).
+        """
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         size = self._group.size()
-        # Where there are fewer key-value heads than processes, several processes use one.
+        # With fewer key-value heads than processes, several processes use the same head.
         repeats = size // math.gcd(key.shape[1], size)
         if repeats > 1:
             key, value = (one.repeat_interleave(repeats, dim=1) for one in (key, value))
@@ -205,14 +222,14 @@ class _Ulysses:
         return self._to_parts(whole), None
 
     def _to_heads(self, part: torch.Tensor) -> torch.Tensor:
-        """From all heads of a part of the sequence to some heads of all of it."""
+        """Exchange (batch, heads, part, width) for (batch, some heads, sequence, width)."""
         size, (batch, heads, length, width) = self._group.size(), part.shape
         by_rank = part.reshape(batch, size, heads // size, length, width).movedim(1, 0)
         received = exchange(by_rank.contiguous(), self._group)
         return received.movedim(0, 2).reshape(batch, heads // size, size * length, width)
 
     def _to_parts(self, whole: torch.Tensor) -> torch.Tensor:
-        """Back: (batch, sequence, some heads, width) to (batch, part, all heads, width)."""
+        """Exchange (batch, sequence, some heads, width) for (batch, part, heads, width)."""
         size, (batch, length, heads, width) = self._group.size(), whole.shape
         by_rank = whole.reshape(batch, size, length // size, heads, width).movedim(1, 0)
         received = exchange(by_rank.contiguous(), self._group)
@@ -220,7 +237,7 @@ class _Ulysses:
 
 
 class _Heads(NamedTuple):
-    """What transformers' attention reads of its module: there may be more key-value heads."""
+    """Attributes that transformers' attention reads from its module, for exchanged heads."""
 
     num_key_value_groups: int
     is_causal: bool

@@ -9,19 +9,19 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from shardwise.engine.torch_private import COLLECTIVES, group_by_name
 from shardwise.pytorch.dispatch import DispatchMode
+from shardwise.pytorch.private import COLLECTIVES, group_by_name
 from shardwise.spec.mesh import Axis
 
-# The group of all processes, where no axis of the mesh spans them.
+# Stands for the group of all processes, if no axis of the mesh has that group.
 WORLD = "world"
 
 
 class Counted(NamedTuple):
-    """Collectives of one kind; `bytes` sums the full messages of the group.
+    """Calls and bytes of collectives of one kind; `bytes` sums the full messages of the group.
 
-    That is what all ranks of the group together gather, scatter or reduce, and in an all-to-all
-    what one rank exchanges.
+    A full message is what all ranks of the group together gather, scatter or reduce; for an all-to-
+    all, what one rank exchanges.
     """
 
     calls: int
@@ -29,13 +29,13 @@ class Counted(NamedTuple):
 
 
 class CollectiveCounter(DispatchMode):  # type: ignore[no-untyped-call]
-    """Counts while it is entered. `counts` maps (operation, group size, axis) to calls and bytes.
+    """Counts collectives while entered; `counts` maps (operation, group size, axis) to Counted.
 
-    `axes` gives the axis of process groups by their names. FSDP makes smaller groups of its own to
-    reshard to: a group that is not named belongs to the axis it shards over.
+    `axes` maps names of process groups to axes. FSDP creates smaller groups to reshard to; a group
+    that is not in `axes` counts as the shard axis.
     """
 
-    # Its collectives included.
+    # Collectives inside DTensor operations are counted too.
     composed_of_plain = frozenset({DTensor})
 
     def __init__(self, axes: Mapping[str, Axis] | None = None) -> None:
@@ -50,6 +50,7 @@ class CollectiveCounter(DispatchMode):  # type: ignore[no-untyped-call]
             self._add(name, size_of(args), _group(args))
 
     def _add(self, name: str, size: int, group: dist.ProcessGroup) -> None:
+        """Add a call and its `size` bytes, unless the group has one rank."""
         if group.size() == 1:
             return  # one rank sends nothing
         key = (name, group.size(), self._axis(group))
@@ -57,11 +58,12 @@ class CollectiveCounter(DispatchMode):  # type: ignore[no-untyped-call]
         self.counts[key] = Counted(before.calls + 1, before.bytes + size)
 
     def _axis(self, group: dist.ProcessGroup) -> str:
+        """The axis of a group; for groups without a name in `axes`, WORLD or "shard"."""
         other = WORLD if group == dist.group.WORLD else "shard"
         return self._axes.get(group.group_name, other)
 
 
 def _group(args: tuple[Any, ...]) -> dist.ProcessGroup:
-    """The group of a collective: an argument, or for a functional one its name, the last."""
+    """The process group of a collective: an argument, or the last argument is the group's name."""
     boxed = next((a for a in args if isinstance(a, torch.ScriptObject)), None)
     return dist.ProcessGroup.unbox(boxed) if boxed is not None else group_by_name(args[-1])

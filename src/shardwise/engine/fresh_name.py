@@ -1,4 +1,4 @@
-"""A name that processes agree on in a store, even if the store holds what earlier ones left.
+"""Agree on a new name through a store, even if the store holds values of earlier agreements.
 
 torchft numbers the meetings of replica groups, and a lighthouse that restarts counts from 1 again.
 Under a number that was used before, a store still has the addresses of closed sockets.
@@ -16,11 +16,14 @@ _POLL_S = 0.01
 
 
 def agree_on_name(store: Any, rank: int, size: int, timeout: timedelta) -> str:
-    """A new name that all `size` ranks return; raises TimeoutError if one of them is not there.
+    """A new name that all `size` ranks return.
 
-    Each rank writes a token that nobody wrote before. The first rank proposes a name together with
-    the tokens it read, again whenever a token changes, until all ranks have accepted the same
-    proposal. A rank accepts only a proposal with its own token, which no earlier meeting has.
+    Each rank writes a new random token. The first rank proposes a name together with the tokens
+    that it read, again whenever a token changes, until all ranks have accepted the same proposal. A
+    rank accepts only a proposal with its own token, which no earlier meeting has.
+
+    Raises:
+        TimeoutError: A rank did not take part in time.
     """
     token, deadline = uuid.uuid4().hex, time.monotonic() + timeout.total_seconds()
     store.set(f"token/{rank}", token)
@@ -47,5 +50,5 @@ def agree_on_name(store: Any, rank: int, size: int, timeout: timedelta) -> str:
 
 
 def _read(store: Any, key: str) -> str:
-    """The value of a key; empty if it has none."""
+    """The value of a key in the store; empty if it has none."""
     return store.get(key).decode() if store.check([key]) else ""

@@ -1,4 +1,4 @@
-"""Bytes of live tensors during a run, measured after every operation."""
+"""Measure the bytes of live tensors during a run, after every operation."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from shardwise.engine.torch_private import (
+from shardwise.pytorch.dispatch import DispatchMode, leaves
+from shardwise.pytorch.private import (
     ALL_GATHER,
     REDUCE_SCATTER,
     FakeTensor,
     plain_tensors,
     storage_id,
 )
-from shardwise.pytorch.dispatch import DispatchMode, leaves
 
 _C10D, _FSDP = torch.ops.c10d, torch.ops.fsdp
-# Tensors that neither a known owner nor a collective identifies: activations, logits, gradients
-# before their reduction.
+# The term of tensors that neither a known owner nor a collective identifies: activations, logits,
+# gradients before their reduction.
 REST = "working"
-# Gathered parameters: FSDP frees and refills their storages in place.
+# The term of gathered parameters: FSDP frees and refills their storages in place.
 GATHERED = "unsharded_parameters"
-# Most points of a curve. A longer one keeps only the highest of every few points.
+# Maximum number of points of a curve. If reached, the higher of every two points is kept.
 MOST_POINTS = 1024
 
 
 class LiveBytes(DispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes of live tensors: the peak since `reset` and its parts.
+    """Bytes of live tensors on this rank: the peak since `reset`, and its bytes by term.
 
     All existing tensors are tracked from the start. Bytes are added when a storage is first seen
-    and taken away when it is freed. FSDP frees and refills the storages of gathered parameters in
+    and subtracted when it is freed. FSDP frees and refills the storages of gathered parameters in
     place, which no operation shows: those are read again after each operation, which is slow and
     for a few steps only. A storage that first appears in a view was allocated inside a collective
     and is not counted.
 
-    `known` names tensors that exist from the start. Buffers of gathers and reductions are
-    identified by their collectives; all other tensors are "working".
+    `known` gives the tensors that exist from the start, by term. Buffers of gathers and reductions
+    are identified by their collectives; all other tensors are "working".
 
     With `draws`, which costs a little more, `curve` holds (operation number, bytes by term)
     wherever the sum has changed since `reset`. Beyond MOST_POINTS it keeps the highest of every
     `curve_every` changes.
     """
 
-    # Also those that it makes on the way.
+    # Tensors created inside DTensor operations are tracked too.
     composed_of_plain = frozenset({DTensor})
 
     def __init__(
@@ -74,18 +74,18 @@ class LiveBytes(DispatchMode):  # type: ignore[no-untyped-call]
             self._name(tensors, term)
 
     def reset(self) -> None:
-        """Clear the peak and the curve; begin with the tensors that are alive now."""
+        """Clear the peak and the curve; start again with the tensors that are alive now."""
         self.peak_bytes, self._total = 0, -1
         self._operations = self._changes = 0
         self.curve, self.curve_every = [], 1
         self._measure()
 
     def finish(self) -> None:
-        """Append the current bytes as the last point of the curve."""
+        """Append the bytes alive now as the last point of the curve."""
         self.curve.append((self._operations, self.current()))
 
     def current(self) -> dict[str, int]:
-        """Bytes alive now, by term."""
+        """Bytes of live tensors now, by term."""
         terms: dict[str, int] = {}
         for key, reference in list(self._alive.items()):
             size = self._sizes.get(key)
@@ -97,16 +97,18 @@ class LiveBytes(DispatchMode):  # type: ignore[no-untyped-call]
         return terms
 
     def _sum_now(self) -> int:
+        """Bytes alive now."""
         # Copied at once: threads of a collective free tensors at any time.
         refilled = [reference() for reference in list(self._refilled.values())]
         read: int = sum(storage.nbytes() for storage in refilled if storage is not None)
         return sum(list(self._sizes.values())) + read
 
     def _measure(self) -> None:
+        """Update the peak and the curve from the bytes alive now."""
         total = self._sum_now()
         if total <= self.peak_bytes and (not self._draws or total == self._total):
             return
-        # Tensors may be freed between two readings: what is kept is of one reading.
+        # Tensors may be freed between two readings, so peak and terms come from the same one.
         terms = self.current()
         total = sum(terms.values())
         if self._draws and total != self._total:
@@ -116,6 +118,7 @@ class LiveBytes(DispatchMode):  # type: ignore[no-untyped-call]
             self.peak_bytes, self.peak_terms = total, terms
 
     def _add_point(self, terms: dict[str, int]) -> None:
+        """Add (operation number, bytes by term) to the curve; halve the curve if it is full."""
         point = (self._operations, terms)
         # The first point is kept: bytes left at the end are compared with it.
         if len(self.curve) > 1 and self._changes % self.curve_every:
@@ -130,7 +133,7 @@ class LiveBytes(DispatchMode):  # type: ignore[no-untyped-call]
             self.curve_every *= 2
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Track the inputs and outputs of one operation."""
+        """Track the tensors of one operation, and measure if the sum can have grown."""
         storages_by_key = self._uncounted if func.is_view else self._alive
         before = len(self._alive)
         self._track(leaves((args, kwargs, out)), storages_by_key)
@@ -143,6 +146,7 @@ class LiveBytes(DispatchMode):  # type: ignore[no-untyped-call]
             self._measure()
 
     def _identify(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Assign the buffers of a collective to their terms."""
         if func is ALL_GATHER:
             self._name([args[0]], GATHERED)
         elif func is REDUCE_SCATTER:
@@ -156,6 +160,7 @@ class LiveBytes(DispatchMode):  # type: ignore[no-untyped-call]
             self._name([kwargs["out"]], "reduce_buffers")
 
     def _name(self, tensors: Iterable[Any], term: str) -> None:
+        """Assign the storages of tensors to a term."""
         for plain in _held(tensors):
             if not plain.is_meta:
                 key = storage_id(plain.untyped_storage())
@@ -164,6 +169,7 @@ class LiveBytes(DispatchMode):  # type: ignore[no-untyped-call]
                     self._refilled[key] = self._alive[key]
 
     def _track(self, leaves: Iterable[Any], storages_by_key: dict[int, weakref.ref[Any]]) -> None:
+        """Start to track storages that are new, in `storages_by_key`, and update known sizes."""
         for tensor in _held(leaves):
             # A compiler keeps fake tensors, which have no data.
             if isinstance(tensor, FakeTensor) or tensor.is_meta:
@@ -177,13 +183,14 @@ class LiveBytes(DispatchMode):  # type: ignore[no-untyped-call]
                 storages_by_key[key] = reference
                 if storages_by_key is self._alive:
                     size = storage.nbytes()
-                    # An empty one waits to be refilled.
+                    # An empty storage is one that FSDP will refill.
                     if size:
                         self._sizes[key] = size
                     else:
                         self._refilled[key] = reference
 
     def _forget(self, key: int, storages_by_key: dict[int, weakref.ref[Any]], _: Any) -> None:
+        """Stop to track a storage that was freed."""
         storages_by_key.pop(key, None)
         self._sizes.pop(key, None)
         self._refilled.pop(key, None)
@@ -191,7 +198,7 @@ class LiveBytes(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _held(leaves: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors with data among `leaves`, on this rank."""
+    """The plain tensors that hold data on this rank, for all tensors among `leaves`."""
     for leaf in leaves:
         # By type(), which is quick: nearly all tensors are plain.
         if type(leaf) is torch.Tensor or type(leaf) is torch.nn.Parameter:
@@ -201,4 +208,5 @@ def _held(leaves: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def _sum(point: tuple[int, dict[str, int]]) -> int:
+    """Bytes of a point of the curve."""
     return sum(point[1].values())

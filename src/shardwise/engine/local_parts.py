@@ -1,7 +1,7 @@
-"""Parameters that are divided by tensor parallelism, as plain tensors: DDP takes no DTensors.
+"""Keep parameters of tensor parallelism as plain local tensors, because DDP accepts no DTensors.
 
-Each module sees its parameters as DTensors while it runs, also when it is recomputed. Outside, the
-parameters are the parts of this process, and know what they are parts of.
+During its forward, also when recomputed, each module sees its parameters as DTensors. Outside of
+it, the parameters are the local parts of this process, which store how they are sharded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MARK = "shardwise_part"
 
 
 class Part(NamedTuple):
-    """Of which tensor a local one is a part."""
+    """How a local tensor is a part of a full one: mesh, placements, full shape and stride."""
 
     mesh: DeviceMesh
     placements: tuple[Placement, ...]
@@ -27,6 +27,7 @@ class Part(NamedTuple):
     stride: tuple[int, ...]
 
     def divided(self, local: torch.Tensor) -> DTensor:
+        """The DTensor whose local part is `local`."""
         return DTensor.from_local(
             local,
             self.mesh,
@@ -38,7 +39,7 @@ class Part(NamedTuple):
 
 
 def keep_local_parts(model: nn.Module) -> None:
-    """Replace every divided parameter of `model` by the part of this process."""
+    """Replace every DTensor parameter of `model` by its local part on this process."""
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
         parts = {}
@@ -53,26 +54,33 @@ def keep_local_parts(model: nn.Module) -> None:
 
 
 def part_of(parameter: torch.Tensor) -> Part | None:
-    """What a parameter is a part of; None if it is whole, or knows it as a DTensor."""
+    """How a local parameter is a part of a full one; None if it is full or a DTensor."""
     part: Part | None = getattr(parameter, _MARK, None)
     return part
 
 
 def is_divided(parameter: torch.Tensor) -> bool:
-    """Whether a parameter knows the tensor axis: it is divided there, or replicated by torch."""
+    """Whether a parameter takes part in tensor parallelism, sharded or replicated.
+
+    True for DTensors with a tensor axis, and for local parts.
+    """
     if isinstance(parameter, DTensor):
         return TENSOR in (parameter.device_mesh.mesh_dim_names or ())
     return part_of(parameter) is not None
 
 
 def divided_like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the parameter's shape, such as its gradient, as the DTensor it is a part of."""
+    """A tensor of the parameter's shape, such as its gradient, as a DTensor like the parameter.
+
+    It is returned unchanged if the parameter is no local part, or the shapes differ.
+    """
     part = part_of(parameter)
     same = part is not None and tensor.shape == parameter.shape
     return part.divided(tensor) if part is not None and same else tensor
 
 
 def _local(parameter: DTensor) -> nn.Parameter:
+    """The local part of a DTensor parameter, marked with how it is sharded."""
     local = nn.Parameter(parameter.to_local().detach(), requires_grad=parameter.requires_grad)
     part = Part(
         parameter.device_mesh, parameter.placements, parameter.shape, tuple(parameter.stride())
@@ -82,7 +90,7 @@ def _local(parameter: DTensor) -> nn.Parameter:
 
 
 def _show_divided(module: nn.Module, parts: dict[str, Any]) -> None:
-    """Let the module read DTensors during its forward.
+    """Let a module see its local parts as DTensors during its forward.
 
     An entry in the `__dict__` of a module hides its parameter of the same name.
     """

@@ -1,8 +1,8 @@
 """The loss: cross entropy over all tokens at once (plain) or chunk by chunk (chunked).
 
 The plain loss holds the logits of a micro-batch, tokens × vocabulary, several times. The chunked
-loss holds those of one chunk of tokens. It computes the gradients of the hidden states and of the
-head together with the loss, in the forward pass, so that no chunk's logits are kept or computed
+loss holds the logits of one chunk of tokens. It computes the gradients of the hidden states and of
+the head together with the loss, in the forward pass, so that no chunk's logits are kept or computed
 twice. The backward pass only scales these gradients.
 """
 
@@ -28,14 +28,14 @@ from shardwise.spec.record import SpecError
 # A label that the loss ignores.
 IGNORED = -100
 
-# From the hidden states of some tokens, (1, tokens, width), to their logits.
+# A function from hidden states, (1, tokens, width), to logits.
 ChunkLogits = Callable[[torch.Tensor], torch.Tensor]
 
 
 class LossSum(Protocol):
-    """From token ids and the id that follows each to the loss, summed over tokens.
+    """A function from token ids and targets (the next ids) to the loss summed over tokens.
 
-    Positions are those of packed examples, which start at 0 for each: see engine/packing.py.
+    `positions` are given for packed examples, and start at 0 for each: see engine/packing.py.
     """
 
     def __call__(
@@ -44,7 +44,7 @@ class LossSum(Protocol):
 
 
 class Logits(Protocol):
-    """From token ids to logits."""
+    """A function from token ids, (batch, sequence), to logits, (batch, sequence, vocabulary)."""
 
     def __call__(
         self, ids: torch.Tensor, positions: torch.Tensor | None = None
@@ -54,7 +54,7 @@ class Logits(Protocol):
 def loss_of(model: nn.Module) -> LossSum:
     """Return a function from token ids and targets to the loss, summed over tokens.
 
-    It computes the loss that the model's strategy names; without a strategy, the plain loss.
+    The model's strategy decides between plain and chunked loss; without a strategy it is plain.
     """
     chunked = is_parallel(model) and strategy_of(model).loss == "chunked"
     return functools.partial(_chunked_sum if chunked else _plain_sum, model)
@@ -71,6 +71,7 @@ def logits_of(model: nn.Module) -> Logits:
 
 
 def _logits(model: nn.Module, ids: torch.Tensor, settings: Mapping[str, Any]) -> torch.Tensor:
+    """Run the forward; return the logits, (batch, sequence, vocabulary)."""
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     named = "input_ids" in inspect.signature(inner.forward).parameters or hasattr(inner, "config")
     output = model(input_ids=ids, **settings) if named else model(ids, **settings)
@@ -89,7 +90,7 @@ def _part(
     targets: torch.Tensor,
     positions: torch.Tensor | None,
 ) -> Part:
-    """What this process computes: whole sequences, or its part of them."""
+    """The part of a micro-batch for this process; all of it without context parallelism."""
     context = context_of(model)
     if context is not None:
         return context.part(model, ids, targets, positions)
@@ -103,12 +104,13 @@ def _plain_sum(
     targets: torch.Tensor,
     positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """The loss summed over tokens, from all logits at once."""
     part = _part(model, ids, targets, positions)
     # One expression, so that no variable keeps the logits alive during the backward pass.
     loss = _cross_entropy(
         _logits(model, part.ids, part.settings).flatten(0, 1), part.targets.flatten()
     )
-    # Of logits that are divided by vocabulary, every process has the whole loss.
+    # With logits sharded by vocabulary, every process has the full loss.
     return loss.to_local() if isinstance(loss, DTensor) else loss
 
 
@@ -118,6 +120,7 @@ def _chunked_sum(
     targets: torch.Tensor,
     positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """The loss summed over tokens, from the model's chunked forward."""
     part = _part(model, ids, targets, positions)
     labels = {"shift_labels": part.targets, "num_items_in_batch": 1}
     loss: torch.Tensor = model(input_ids=part.ids, **labels, **part.settings).loss
@@ -125,7 +128,7 @@ def _chunked_sum(
 
 
 def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The sum over tokens, in fp32 or, for fp64 logits, in fp64."""
+    """The cross entropy summed over tokens, computed in fp32 (fp64 for fp64 logits)."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
 
@@ -134,12 +137,12 @@ def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def apply_chunked_loss(model: nn.Module, chunks: int) -> None:
-    """Let `model` compute its loss in chunks wherever it is called with labels.
+    """Make `model` compute its loss in chunks whenever it is called with labels.
 
     `model(..., labels=labels)` then returns its usual output with `loss` and without `logits`.
     Keywords mean what they mean in transformers: `labels` are shifted inside, `shift_labels` are
     not; the loss is the mean over tokens or, with `num_items_in_batch`, the sum divided by it.
-    Without labels the model does what it did. Names of parameters do not change.
+    Without labels the forward is unchanged. Names of parameters do not change.
 
     Raises:
         SpecError: The model is not a transformers causal LM whose head follows its decoder.
@@ -156,9 +159,9 @@ def apply_chunked_loss(model: nn.Module, chunks: int) -> None:
 class _ChunkedLoss:
     """The forward functions of a causal LM and of its head that compute the loss in chunks.
 
-    The logits of a chunk come from the model's own forward, with the decoder replaced by one that
-    returns the chunk. So whatever a model does between its decoder and its logits (soft caps,
-    scales) is done here too.
+    The logits of a chunk come from the model's own forward, with the decoder replaced by a function
+    that returns the chunk. So the logits include everything that a model does between its decoder
+    and its logits (soft caps, scales).
     """
 
     def __init__(self, model: nn.Module, chunks: int) -> None:
@@ -168,11 +171,11 @@ class _ChunkedLoss:
         self._head_forward = self.head.forward
         self._decoder_owner = _owner_of(self.decoder, model)
         self._head_owner = _owner_of(self.head, model)
-        # What the decoder returns, known from the first call.
+        # The type of the decoder's output, known after the first call.
         self._decoder_output: type = dict
 
     def _find_parts(self) -> tuple[nn.Module, nn.Module]:
-        """Decoder and head, if the head's parameters are the only ones outside the decoder."""
+        """(decoder, head); raises SpecError if other modules have parameters or the two overlap."""
         find_decoder = getattr(self.model, "get_decoder", None)
         find_head = getattr(self.model, "get_output_embeddings", None)
         decoder = find_decoder() if callable(find_decoder) else None
@@ -188,6 +191,7 @@ class _ChunkedLoss:
         return decoder, head
 
     def _refusal(self) -> SpecError:
+        """The error for a model that does not support the chunked loss."""
         return SpecError(refusal(type(self.model).__name__))
 
     def model_forward(
@@ -198,12 +202,12 @@ class _ChunkedLoss:
         num_items_in_batch: torch.Tensor | int | None = None,
         **settings: Any,
     ) -> Any:
-        """The model's forward: with labels, its output has `loss` and no `logits`."""
+        """The model's forward; with labels, its output has `loss`, and `logits` is None."""
         if labels is None and shift_labels is None:
             return self.original_forward(*args, **settings)
         output, hidden = self._without_head(*args, **settings)
         targets = _shifted(labels) if shift_labels is None else shift_labels
-        # Once, through the module: the head may be an FSDP unit, which is gathered by its hooks.
+        # One call of the module itself: if the head is an FSDP unit, its hooks gather it.
         loss = self.head(hidden, targets=targets)
         if num_items_in_batch is None:
             loss = loss / (targets != IGNORED).sum()
@@ -217,7 +221,7 @@ class _ChunkedLoss:
     def head_forward(
         self, hidden: torch.Tensor, *args: Any, targets: torch.Tensor | None = None, **settings: Any
     ) -> torch.Tensor:
-        """The head's forward: with targets, the loss summed over tokens instead of logits."""
+        """The head's forward; with targets, it returns the loss summed over tokens."""
         if targets is None:
             logits: torch.Tensor = self._head_forward(hidden, *args, **settings)
             return logits
@@ -226,7 +230,7 @@ class _ChunkedLoss:
         return chunked_cross_entropy(self._logits, states, targets, parameters, self.chunks)
 
     def _without_head(self, *args: Any, **settings: Any) -> tuple[Mapping[str, Any], torch.Tensor]:
-        """The model's output with meaningless logits, and the decoder's hidden states."""
+        """The model's output with dummy logits, and the decoder's hidden states."""
         outputs: list[Any] = []
 
         def decoder(*args: Any, **settings: Any) -> Any:
@@ -247,7 +251,7 @@ class _ChunkedLoss:
         return output, outputs[0].last_hidden_state
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The logits of a chunk, from the model's own forward."""
+        """The logits of a chunk's hidden states, from the model's own forward."""
         calls: list[str] = []
 
         def decoder(*_: Any, **__: Any) -> Any:
@@ -267,7 +271,7 @@ class _ChunkedLoss:
 
     @contextmanager
     def _replaced(self, decoder: Callable[..., Any], head: Callable[..., Any]) -> Iterator[None]:
-        """Call these instead of the decoder and the head.
+        """A context that calls `decoder` and `head` instead of the model's modules.
 
         An entry in the `__dict__` of a module hides its submodule of the same name.
         """
@@ -283,7 +287,7 @@ class _ChunkedLoss:
 
 
 class _Replacement:
-    """Is called instead of a module; has the module's attributes."""
+    """A callable that replaces a module and has the module's attributes."""
 
     def __init__(self, module: nn.Module, call: Callable[..., Any]) -> None:
         self._module, self._call = module, call
@@ -296,7 +300,7 @@ class _Replacement:
 
 
 def refusal(model: str) -> str:
-    """The sentence that refuses a chunked loss for a model."""
+    """The error for a model that does not support the chunked loss; `model` is its class."""
     return (
         "strategy.loss: chunked needs a transformers causal LM whose head follows its decoder; "
         f'{model} does not: set loss = "plain"'
@@ -304,13 +308,13 @@ def refusal(model: str) -> str:
 
 
 def _shifted(labels: torch.Tensor | None) -> torch.Tensor:
-    """The label that follows each token; the last one of a sequence has none."""
+    """The label that follows each token; IGNORED for the last one of a sequence."""
     assert labels is not None
     return pad(labels, (0, 1), value=IGNORED)[..., 1:]
 
 
 def _owner_of(part: nn.Module, model: nn.Module) -> tuple[nn.Module, str]:
-    """The module that holds `part`, and its name there."""
+    """The module that holds `part` as a child, and the name of that child."""
     return next(
         (module, name)
         for module in model.modules()
@@ -326,14 +330,14 @@ def chunked_cross_entropy(
     parameters: Sequence[nn.Parameter],
     chunks: int,
 ) -> torch.Tensor:
-    """The cross entropy of all tokens, summed; holds the logits of one chunk at a time.
+    """The cross entropy summed over all tokens; holds the logits of one chunk at a time.
 
     Args:
-        logits: From the hidden states of a chunk, (1, tokens, width), to its logits.
-        hidden: (…, width), contiguous.
+        logits: A function from a chunk's hidden states, (1, tokens, width), to its logits.
+        hidden: The hidden states of all tokens, (…, width), contiguous.
         targets: The id that each token must predict, or IGNORED.
         parameters: The parameters of `logits` that need a gradient.
-        chunks: How many; each has ⌈tokens / chunks⌉ tokens, the last one the rest.
+        chunks: The number of chunks; each has ⌈tokens / chunks⌉ tokens, the last one the rest.
     """
     rows = -(-targets.numel() // chunks)
     if torch.is_grad_enabled() and (hidden.requires_grad or parameters):
@@ -348,10 +352,10 @@ def chunked_cross_entropy(
 
 
 class _LossWithGradients(torch.autograd.Function):
-    """The summed loss; gradients of hidden states and head are computed with it.
+    """The summed loss; gradients of hidden states and head are computed in the forward.
 
-    They are those of the loss divided by the number of tokens, as large as those of a mean, so
-    that they fit fp16; the backward pass multiplies them.
+    They are divided by the number of tokens, as for a mean, so that they fit fp16; the backward
+    multiplies them.
     """
 
     @staticmethod
@@ -380,7 +384,7 @@ class _LossWithGradients(torch.autograd.Function):
                 _add_to(head_gradients, gradients)
             else:
                 head_gradients = gradients
-            # Not alive beside those of the next chunk.
+            # Free them before the next chunk allocates its gradients.
             del gradients
         ctx.tokens, ctx.gradients = tokens, (hidden_gradient, *head_gradients)
         return torch.stack(losses).sum()
@@ -401,17 +405,18 @@ class _LossWithGradients(torch.autograd.Function):
 def _chunks(
     hidden: torch.Tensor, targets: torch.Tensor, rows: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Hidden states (1, rows, width) and targets (1, rows, 1) of each chunk."""
+    """Pairs of hidden states (1, rows, width) and targets (1, rows, 1), one per chunk."""
     return zip(_split(hidden, rows), _split(targets.reshape(-1, 1), rows), strict=True)
 
 
 def _split(tensor: torch.Tensor, rows: int) -> tuple[torch.Tensor, ...]:
-    """A tensor (…, width) as chunks (1, rows, width)."""
+    """The tensor (…, width) as chunks (1, rows, width)."""
     tokens = tensor.view(1, -1, tensor.shape[-1])
     parts: tuple[torch.Tensor, ...] = tokens.split(rows, dim=1)  # type: ignore[no-untyped-call]
     return parts
 
 
 def _add_to(totals: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+    """Add each gradient to its total, in place."""
     for total, gradient in zip(totals, gradients, strict=True):
         total.add_(gradient)

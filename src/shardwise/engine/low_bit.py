@@ -1,4 +1,4 @@
-"""AdamW with quantised states on the local shards: torchao's optimizers as Shardwise runs them.
+"""AdamW with quantised states on local shards: torchao's optimizers, adapted to Shardwise.
 
 Each shard is quantised in blocks of its own elements, so that where blocks begin depends on how a
 parameter is sharded: runs on different numbers of shards agree only within the rounding of states.
@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.tensor import DTensor, Shard
 
-from shardwise.engine.torch_private import local_tensor
+from shardwise.pytorch.private import local_tensor
+from shardwise.pytorch.quiet_libraries import quiet_imports
 from shardwise.spec.optimizer import LOW_BIT, LowBit, Optimizer
 from shardwise.spec.record import SpecError
-from shardwise.units.quiet_libraries import quiet_imports
 
 _TORCHAO = {"adamw-8bit": "AdamW8bit", "adamw-4bit": "AdamW4bit", "adamw-fp8": "AdamWFp8"}
-# Inner tensors of a quantised state that are saved; its table of values is always the same.
+# Inner tensors of a quantised state that are saved; the table of values is constant.
 _SAVED = ("codes", "scale")
 
 
 def make_low_bit(
     kind: Optimizer, groups: list[dict[str, Any]], **settings: Any
 ) -> torch.optim.Optimizer:
-    """torchao's AdamW of this kind, on plain tensors or DTensors."""
+    """torchao's AdamW of this kind for parameter groups of plain tensors or DTensors."""
     try:
         with quiet_imports():
             from torchao import optim
@@ -44,21 +44,22 @@ def make_low_bit(
 
 
 class _LowBit:
-    """What Shardwise adds to torchao's optimizers."""
+    """Adds cancelled updates, empty states and small shards to torchao's optimizers."""
 
     low_bit: LowBit
-    # 1 cancels the update.
+    # A nonzero value cancels the update.
     found_inf: torch.Tensor | None = None
     param_groups: list[dict[str, Any]]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters, unless `found_inf` cancels it."""
         if is_cancelled(self.found_inf):
             return None
         with _eager_on_cpu(self.param_groups):
             return super().step(closure)  # type: ignore[misc]
 
     def new_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The state of a parameter before its first update, to load saved values into."""
+        """The initial state of a parameter, such as for loading saved values into."""
         return {
             "step": torch.tensor(0.0),
             "exp_avg": self._new_buffer(parameter, True),
@@ -66,20 +67,22 @@ class _LowBit:
         }
 
     def _new_buffer(self, p: torch.Tensor, signed: bool) -> torch.Tensor:
+        """A state of zeros; quantised only if the largest and smallest shards allow it."""
         if not self.low_bit.quantises(_shard_numels(p)):
             return torch.zeros_like(p)
         buffer: torch.Tensor = super()._new_buffer(p, signed)  # type: ignore[misc]
         return buffer
 
     def _subclass_zeros(self, p: torch.Tensor, signed: bool, block_size: int) -> torch.Tensor:
+        """A quantised state of zeros that appears as fp32."""
         zeros: torch.Tensor = super()._subclass_zeros(p, signed, block_size)  # type: ignore[misc]
-        # The dtype of a quantised state is only its appearance. A DTensor with the appearance of
-        # bf16 master weights cannot be updated: torchao computes in fp32.
+        # The dtype of a quantised state says nothing about its storage. torchao computes in fp32
+        # and cannot update a DTensor state that has the dtype bf16 of the master weights.
         return zeros.to(torch.float32)
 
 
 def is_cancelled(found_inf: torch.Tensor | None) -> bool:
-    """Whether an update must not be applied; waits for the device.
+    """Whether an update must be skipped; waits for the device.
 
     Only fused optimizers can cancel an update without the host.
     """
@@ -87,7 +90,7 @@ def is_cancelled(found_inf: torch.Tensor | None) -> bool:
 
 
 def _eager_on_cpu(groups: list[dict[str, Any]]) -> AbstractContextManager[Any]:
-    """On a CPU, run the update as it is written instead of compiled.
+    """A context that runs the update eagerly, not compiled, if all parameters are on a CPU.
 
     torchao compiles the update for every shape of parameter. That is what makes it fast on a GPU;
     on a CPU compiling takes minutes and needs a C++ compiler.
@@ -97,7 +100,7 @@ def _eager_on_cpu(groups: list[dict[str, Any]]) -> AbstractContextManager[Any]:
 
 
 def _shard_numels(parameter: torch.Tensor) -> tuple[int, int]:
-    """Elements of the largest and of the smallest shard of a parameter."""
+    """The number of elements of the largest and of the smallest shard of a parameter."""
     if not isinstance(parameter, DTensor):
         return parameter.numel(), parameter.numel()
     most, least = list(parameter.shape), list(parameter.shape)
@@ -113,7 +116,7 @@ def _shard_numels(parameter: torch.Tensor) -> tuple[int, int]:
 
 
 class _Part(NamedTuple):
-    """An inner tensor of a quantised state as it is saved: one row of numbers per shard."""
+    """An inner tensor of a quantised state in its saved form: `rows` has one row per shard."""
 
     name: str
     inner: torch.Tensor
@@ -121,18 +124,19 @@ class _Part(NamedTuple):
 
 
 def saved_parts(state: torch.Tensor) -> Mapping[str, torch.Tensor]:
-    """The tensors to save of a quantised state, by name; none of any other tensor."""
+    """The tensors to save for a quantised state, by name; empty for any other tensor."""
     return {part.name: part.rows for part in _parts(state)}
 
 
 def restore_parts(state: torch.Tensor, loaded: Mapping[str, torch.Tensor]) -> None:
-    """Set a quantised state to parts that were loaded, where they are copies and not views."""
+    """Copy loaded parts into a quantised state, as they may be no views of it."""
     for part in _parts(state):
         row = local_tensor(loaded[part.name]).reshape(-1)[: part.inner.numel()]
         part.inner.view(-1).view(row.dtype).copy_(row)
 
 
 def _parts(state: torch.Tensor) -> Iterator[_Part]:
+    """The saved parts of a quantised state; none for any other tensor."""
     local = local_tensor(state)
     if not hasattr(local, "__tensor_flatten__"):
         return
@@ -140,16 +144,19 @@ def _parts(state: torch.Tensor) -> Iterator[_Part]:
     for name in _SAVED:
         inner = getattr(local, name)
         row = inner.detach().view(-1)
-        # Not every reader of checkpoints knows 8-bit floats.
+        # Some checkpoint readers do not support 8-bit floats, so bytes are saved.
         row = row.view(torch.uint8) if row.element_size() == 1 else row
-        # Shards of the last ranks may be smaller; all rows are as long as the first.
+        # The last ranks may have smaller shards, so all rows are padded to the longest.
         length = row.numel() * largest // local.numel()
         row = torch.nn.functional.pad(row, (0, length - row.numel())) if length > len(row) else row
         yield _Part(name, inner, _as_row(row, state))
 
 
 def _as_row(row: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """This rank's row of the matrix of all shards."""
+    """The matrix with one row per shard, of which this rank holds `row`.
+
+    A DTensor on the mesh of `state`, or a plain tensor of one row if `state` is no DTensor.
+    """
     if not isinstance(state, DTensor):
         return row.view(1, -1)
     placed = list(zip(state.device_mesh.shape, state.placements, strict=True))

@@ -1,9 +1,10 @@
-"""Allocate and initialise a model from the meta device, unit by unit; check that all is set.
+"""Allocate and initialise a model from the meta device unit by unit; check that every value is set.
 
 Each unit is allocated unsharded, initialised and sharded before the next one, so a process holds
 at most its own shards and one unit. All ranks draw the same numbers for a module, from a seed that
 depends on the run's seed and the module's name. So the initial weights do not depend on the number
-of processes or on the units, nor on adapters: the base of an adapted model is the model without.
+of processes or on the units, nor on adapters: an adapted model has the same base weights as the
+model without adapters.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ import torch
 from torch import nn
 
 from shardwise.engine.adapter import FrozenWeights, initialise_adapter
-from shardwise.engine.device import is_accelerator
-from shardwise.engine.torch_private import parameter_reset
+from shardwise.pytorch.adapted import adapted_layers, without_adapters
+from shardwise.pytorch.device import is_accelerator
 from shardwise.pytorch.parts import Parts
+from shardwise.pytorch.private import parameter_reset
 from shardwise.spec.record import SpecError
-from shardwise.units.adapted import adapted_layers, without_adapters
 
-# Initialises the parameters and buffers of one module, not those of its children.
+# Initialises the parameters and buffers of one module, given its name, not of its children.
 Fill = Callable[[str, nn.Module], None]
 
 
 def is_meta(model: nn.Module) -> bool:
+    """Whether any parameter of the model is on the meta device."""
     return any(parameter.is_meta for parameter in model.parameters())
 
 
@@ -42,6 +44,10 @@ class Materializer:
         seed: int = 0,
         frozen: FrozenWeights | None = None,
     ) -> None:
+        """Prepare to allocate `model` on `device`; floating-point parameters get `dtype`.
+
+        `fill` initialises a module; by default the model's own initialiser is used.
+        """
         self.device, self.dtype, self.seed = device, dtype, seed
         self.fill = fill or own_initializer(model)
         self._frozen = frozen or FrozenWeights(Parts(model))
@@ -52,9 +58,9 @@ class Materializer:
         self._allocated: dict[int, torch.Tensor] = {}
 
     def unit(self, members: Sequence[nn.Module]) -> None:
-        """Allocate and initialise what is still on the meta device in `members`.
+        """Allocate and initialise the tensors of `members` that are still on the meta device.
 
-        Frozen weights are then stored as the model's adapter says.
+        Then frozen weights are stored in the format of the model's adapter.
         """
         with without_adapters(members) as base:
             self._fill(base)
@@ -67,6 +73,7 @@ class Materializer:
         self._frozen.store(members)
 
     def _fill(self, members: Iterable[nn.Module]) -> None:
+        """Allocate and initialise the modules without their adapters."""
         modules = [module for member in members for module in member.modules()]
         allocated = {id(module) for module in modules if self._allocate(module)}
         if not allocated:
@@ -74,7 +81,7 @@ class Materializer:
         fresh = [
             module for module in modules if allocated & {id(module), *map(id, module.children())}
         ]
-        # A parent may change what its children set, so it comes after them.
+        # A parent may change values that its children set, so children are initialised first.
         for module in reversed(fresh):
             name = self._names[id(module)]
             with _seeded(self.seed, name, self.device), torch.no_grad():
@@ -82,6 +89,7 @@ class Materializer:
         self._check(fresh)
 
     def _allocate(self, module: nn.Module) -> bool:
+        """Allocate a module's own meta tensors; return whether there were any."""
         changed = False
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if parameter.is_meta:
@@ -101,6 +109,7 @@ class Materializer:
         return changed
 
     def _check(self, modules: Iterable[nn.Module]) -> None:
+        """Raise SpecError if a value of these modules was not initialised."""
         unset = [
             f"{self._names[id(module)]}.{name}".lstrip(".")
             for module in modules
@@ -118,26 +127,28 @@ class Materializer:
 
 
 def own_initializer(model: nn.Module) -> Fill:
-    """The model's own initialiser: `_init_weights` of transformers, or `reset_parameters`."""
+    """The model's own initialiser: `_init_weights` of transformers, else `reset_parameters`."""
     if hasattr(model, "_init_weights") and hasattr(model, "config"):
         return lambda name, module: model._init_weights(module)  # type: ignore[operator]
     return lambda name, module: _reset(module)
 
 
 def _reset(module: nn.Module) -> None:
+    """Call the method that resets the parameters of a module, if it has one."""
     reset = parameter_reset(module)
     if callable(reset):
         reset()
 
 
 def named_seed(seed: int, name: str) -> int:
-    """The seed of a module, or of other things with a name: a hash of the run's seed and it."""
+    """A seed from a hash of the run's seed and a name, such as a module's."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 @contextmanager
 def _seeded(seed: int, name: str, device: torch.device) -> Iterator[None]:
+    """A context in which random numbers come from the named seed."""
     devices = [device] if is_accelerator(device) else []
     with torch.random.fork_rng(devices=devices, device_type=device.type):
         torch.manual_seed(named_seed(seed, name))
@@ -145,7 +156,7 @@ def _seeded(seed: int, name: str, device: torch.device) -> Iterator[None]:
 
 
 def _unset(like: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor filled with a value that no initialiser writes: NaN, or the least integer."""
+    """A tensor filled with a value that no initialiser writes: NaN or the smallest integer."""
     tensor = torch.empty(like.shape, dtype=dtype, device=device)
     if dtype == torch.bool:
         return tensor.zero_()
@@ -153,8 +164,9 @@ def _unset(like: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torc
 
 
 def _has_unset(tensor: torch.Tensor) -> bool:
+    """Whether a tensor still has values of `_unset`; always True for booleans."""
     if tensor.dtype == torch.bool:
-        # No bool can mark a tensor as unset, so an initialised one cannot be told from it.
+        # A boolean has no spare value to mark unset elements, so it counts as unset.
         return True
     if tensor.is_floating_point():
         return bool(tensor.isnan().any())

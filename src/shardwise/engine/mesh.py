@@ -1,7 +1,7 @@
-"""The process group of a run, its device mesh, and where each process lies in it.
+"""The process group of a run, its device mesh, and the coordinates of each process in it.
 
-The axes of a Strategy are replicate, shard, context and tensor. `fully_shard` divides states over
-shard and context together, so the device mesh has them as one axis, which is called "shard".
+The axes of a Strategy are replicate, shard, context and tensor. `fully_shard` shards model states
+over shard and context together, so the device mesh has one axis "shard" for both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardwise.engine.device import (
+from shardwise.pytorch.device import (
     ONE_GROUP,
     backends,
     connect_when_needed,
@@ -26,13 +26,13 @@ from shardwise.spec.mesh import AXES, Axis, Mesh
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 
-# Time in which a thread on a busy machine releases its tensors.
+# Seconds in which a thread on a busy machine releases its tensors.
 _SETTLE_S = 0.1
 REPLICATE, SHARD, CONTEXT, TENSOR = AXES
 
 
 def world() -> tuple[int, int]:
-    """(rank of this process, number of processes)."""
+    """(rank of this process, number of processes); (0, 1) without a process group."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
@@ -43,7 +43,7 @@ def processes_per_node() -> int:
 
 
 def join(device: torch.device) -> None:
-    """Join the process group that a launcher describes in the environment, if there is one."""
+    """Join the process group of a launcher, if its environment variables describe one."""
     use(device)
     if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
@@ -86,9 +86,9 @@ def resolve_for_world(strategy: Strategy) -> Strategy:
 
 
 def make_mesh(strategy: Strategy, device_type: str) -> DeviceMesh | None:
-    """A mesh of named axes, outer to inner: those of "replicate", "shard" and "tensor" in use.
+    """A device mesh with those of "replicate", "shard" and "tensor" that are in use, outer first.
 
-    None for `single`. Context groups are part of "shard"; `context_group` makes them.
+    None for `single`. Context is part of "shard"; `context_group` creates its groups.
     """
     if strategy.kind == "single":
         return None
@@ -105,7 +105,10 @@ def make_mesh(strategy: Strategy, device_type: str) -> DeviceMesh | None:
 
 
 def mesh_axes(strategy: Strategy) -> tuple[str, ...]:
-    """The axes of a strategy's device mesh. DDP has the first, `fully_shard` always the second."""
+    """The axis names of a strategy's device mesh, outer first.
+
+    DDP always has "replicate", `fully_shard` always "shard".
+    """
     mesh = strategy.mesh
     used = {
         REPLICATE: strategy.kind == "ddp" or mesh.replicate > 1,
@@ -116,7 +119,11 @@ def mesh_axes(strategy: Strategy) -> tuple[str, ...]:
 
 
 def ranks_of(strategy: Strategy) -> torch.Tensor:
-    """The rank at each place of the mesh: (replicate, shard, context, tensor)."""
+    """The rank at each coordinate of the mesh, a tensor (replicate, shard, context, tensor).
+
+    Raises:
+        SpecError: The strategy needs another number of processes than are running.
+    """
     mesh, (_, size) = strategy.mesh, world()
     if mesh.devices != size:
         used = [f"{name} {degree}" for name, degree in mesh._asdict().items()
@@ -132,31 +139,34 @@ def ranks_of(strategy: Strategy) -> torch.Tensor:
 
 
 def coordinates(strategy: Strategy) -> Mesh:
-    """Where this process lies along each axis, from 0."""
+    """The coordinate of this process along each axis, from 0."""
     rank, _ = world()
     places = (rank // strategy.stride(axis) for axis in AXES)
     return Mesh(*(place % size for place, size in zip(places, strategy.mesh, strict=True)))
 
 
 def data_rank(strategy: Strategy) -> int:
-    """Which sequences this process sees: those of its context and tensor group are the same."""
+    """The number of the data shard that this process reads, from 0.
+
+    It is the same for all processes of a context and tensor group.
+    """
     here = coordinates(strategy)
     return here.replicate * strategy.mesh.shard + here.shard
 
 
 def fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The axes that `fully_shard` or DDP work on: all but tensor."""
+    """The mesh without the tensor axis, for `fully_shard` or DDP."""
     names = tuple(name for name in mesh.mesh_dim_names or () if name != TENSOR)
     return mesh[names] if TENSOR in (mesh.mesh_dim_names or ()) else mesh
 
 
 def tensor_mesh(mesh: DeviceMesh) -> DeviceMesh | None:
-    """The tensor axis, if there is one."""
+    """The tensor axis of the mesh; None without tensor parallelism."""
     return mesh[TENSOR] if TENSOR in (mesh.mesh_dim_names or ()) else None
 
 
 def context_group(strategy: Strategy) -> dist.ProcessGroup:
-    """The processes that see parts of the same sequences as this one; all processes call this."""
+    """Create the context groups and return that of this process; all processes must call it."""
     groups = ranks_of(strategy).transpose(2, 3).flatten(0, 2).tolist()
     group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(
         groups, group_desc=f"mesh_{CONTEXT}"
@@ -165,9 +175,9 @@ def context_group(strategy: Strategy) -> dist.ProcessGroup:
 
 
 def axes_of_groups(mesh: DeviceMesh, context: dist.ProcessGroup | None = None) -> dict[str, Axis]:
-    """The axis of each process group, by the group's name.
+    """The axis of each process group, by the name of the group.
 
-    A mesh of one axis uses the group of all processes, which the trainer uses too.
+    A mesh with one axis uses the group of all processes, which the trainer uses too.
     """
     axes: dict[str, Axis] = {}
     for name in AXES:

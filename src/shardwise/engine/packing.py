@@ -1,13 +1,13 @@
 """Packed sequences: several examples in one, none of which attends to another.
 
-The positions of each example start at 0. Where every layer attends to the whole sequence, the model
-is given a mask too. It is a tensor of the model's dtype, which all layers share: a mask of
-transformers is boolean, and attention converts and keeps it in every layer. Where layers have
-sliding windows, a mask would replace them. There transformers reads the boundaries from the
-positions, which it does without an attention mask and without a cache.
+The positions of each example start at 0. If every layer attends to the full sequence, the model
+also gets a mask. It is a tensor of the model's dtype, which all layers share: a mask of
+transformers is boolean, and attention converts and keeps it in every layer. If layers have sliding
+windows, a mask would replace them. Then transformers reads the boundaries from the positions, which
+it does without an attention mask and without a cache.
 
 Not every architecture keeps examples apart: OPT ignores boundaries in positions without an error.
-So only those are accepted that a test has compared with the examples alone.
+So only architectures are accepted for which a test has compared packed with separate examples.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 
 from shardwise.spec.record import SpecError
 
-# By `model_type`, as in config.json.
+# Accepted architectures, by `model_type` of config.json.
 ARCHITECTURES = (
     "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text",
     "glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "granite", "granitemoe", "helium",
@@ -33,7 +33,7 @@ _ATTENTION = ("sdpa", "eager")
 
 
 def packed_settings(model: nn.Module, positions: torch.Tensor | None) -> dict[str, Any]:
-    """The keywords of a forward call with packed examples; none without positions."""
+    """Keywords of a forward call for packed examples; empty if `positions` is None."""
     if positions is None:
         return {}
     settings = {"position_ids": positions, "use_cache": False}
@@ -43,7 +43,10 @@ def packed_settings(model: nn.Module, positions: torch.Tensor | None) -> dict[st
 
 
 def _mask(positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """0 from each token to itself and those before it in its example, otherwise -inf."""
+    """An additive mask, (batch, 1, sequence, sequence), for causal attention within examples.
+
+    It is 0 from each token to itself and to earlier ones of its example, otherwise -inf.
+    """
     example = (positions == 0).cumsum(1)
     together = (example[:, :, None] == example[:, None, :]).tril()
     mask = torch.zeros(together.shape, dtype=dtype, device=positions.device)
@@ -51,7 +54,7 @@ def _mask(positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _attends_to_all(config: Any, seq_len: int) -> bool:
-    """Whether no layer has a sliding window shorter than the sequence."""
+    """Whether every layer attends to full sequences of `seq_len` tokens."""
     kinds = getattr(config, "layer_types", None)
     if kinds:
         return set(kinds) == {"full_attention"}
@@ -60,7 +63,7 @@ def _attends_to_all(config: Any, seq_len: int) -> bool:
 
 
 def check_packing(model: nn.Module) -> None:
-    """Raise SpecError unless the model is known to keep packed examples apart."""
+    """Raise SpecError unless a test has shown that the model keeps packed examples apart."""
     config = getattr(model, "config", None)
     architecture = getattr(config, "model_type", None) or type(model).__name__
     if architecture not in ARCHITECTURES:

@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.engine.adapter import FrozenWeights, check_adapter, is_quantised
 from shardwise.engine.context import divide_sequences
-from shardwise.engine.device import local_device
 from shardwise.engine.local_parts import keep_local_parts
 from shardwise.engine.loss import apply_chunked_loss
 from shardwise.engine.materialize import Fill, Materializer, is_meta
@@ -35,11 +34,12 @@ from shardwise.engine.mesh import (
 from shardwise.engine.recompute import apply_recompute
 from shardwise.engine.sync import remember
 from shardwise.engine.tensor import TensorParallel
-from shardwise.engine.torch_private import local_tensor
+from shardwise.pytorch.blocks import RootParts, root_parts
+from shardwise.pytorch.device import local_device
 from shardwise.pytorch.parts import Parts
+from shardwise.pytorch.private import local_tensor
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
-from shardwise.units.blocks import RootParts, root_parts
 from shardwise.units.module import TORCH_DTYPES
 from shardwise.units.unit import shard_dimension
 
@@ -53,14 +53,14 @@ def parallelize(
     fill: Fill | None = None,
     seed: int = 0,
 ) -> nn.Module:
-    """Apply `strategy` to `model`: loss, recompute, compile, then divide and shard.
+    """Apply `strategy` to `model`: loss, recompute, compile and every kind of parallelism.
 
     Sharded kinds change the model in place and return it; `ddp` returns it wrapped. The optimizer
     must be created from the parameters of the returned model.
 
     A model on the meta device is allocated unit by unit on `device`, and initialised by `fill` or
-    by its own initialisers, from `seed`. Frozen weights of an adapted model are stored as its
-    adapter says.
+    by its own initialisers, from `seed`. Frozen weights of an adapted model are stored in the
+    format of its adapter.
     """
     strategy = resolve_for_world(strategy)
     _check_products(strategy)
@@ -82,7 +82,7 @@ def parallelize(
     _change_forward(model, blocks, strategy)
 
     def prepare(members: Sequence[nn.Module]) -> None:
-        """Allocate and initialise a unit, and keep this process's part of its layers."""
+        """Allocate and initialise a unit, then apply tensor parallelism to its layers."""
         materializer.unit(members)
         if tensor is not None:
             tensor.unit(members)
@@ -106,6 +106,7 @@ def parallelize(
 
 
 def _check_products(strategy: Strategy) -> None:
+    """Raise SpecError for low-precision matrix products, which can only be planned."""
     if strategy.linear_dtype is not None:
         raise SpecError(
             f"strategy.linear_dtype: products in {strategy.linear_dtype} are planned, not trained; "
@@ -114,7 +115,7 @@ def _check_products(strategy: Strategy) -> None:
 
 
 def _change_forward(model: nn.Module, blocks: Sequence[nn.Module], strategy: Strategy) -> None:
-    """Apply loss, recompute and compile, which no unit must be divided for."""
+    """Apply loss, recompute and compile, which do not depend on FSDP units."""
     if strategy.loss == "chunked":
         apply_chunked_loss(model, strategy.loss_chunks)
     apply_recompute(blocks, strategy)
@@ -124,6 +125,7 @@ def _change_forward(model: nn.Module, blocks: Sequence[nn.Module], strategy: Str
 
 
 def _replicate(parts: Parts, strategy: Strategy, mesh: DeviceMesh) -> nn.Module:
+    """Wrap the model with DDP."""
     adapter = parts.adapter
     return DistributedDataParallel(
         parts.module,
@@ -145,6 +147,10 @@ def _shard(
     mesh: DeviceMesh,
     prepare: Callable[[Sequence[nn.Module]], None],
 ) -> None:
+    """Apply fully_shard to units of blocks, then to the root; `prepare` is called before each.
+
+    With `root`, embedding and head become units of their own.
+    """
     settings: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": _precision(strategy, parts),
@@ -153,6 +159,7 @@ def _shard(
     }
 
     def unit(members: list[nn.Module], reshard: bool | int | None) -> FSDPModule:
+        """Make `members` one FSDP unit; return its first module."""
         prepare(members)
         together = members if len(members) > 1 else members[0]
         fully_shard(together, reshard_after_forward=reshard, **settings)
@@ -174,9 +181,9 @@ def _shard(
 
 
 def _placement(strategy: Strategy) -> Callable[[nn.Parameter], Shard] | None:
-    """Choose the dimension of each parameter that fully_shard divides, so that it pads little.
+    """A function that chooses which dimension of a parameter fully_shard shards, to pad little.
 
-    None stands for the first. FSDP2 of torch 2.13 fails to gather anything else again after an
+    None means dimension 0. FSDP2 of torch 2.13 fails to gather other dimensions again after an
     integer reshard.
     """
     if not isinstance(strategy.reshard_after_forward, bool):
@@ -184,7 +191,7 @@ def _placement(strategy: Strategy) -> Callable[[nn.Parameter], Shard] | None:
     states = strategy.mesh.states
 
     def placement(parameter: nn.Parameter) -> Shard:
-        # NF4 tensors can be divided along rows only.
+        # NF4 tensors can be sharded along rows only.
         rows = is_quantised(parameter)
         return Shard(0 if rows else shard_dimension(local_tensor(parameter).shape, states))
 
@@ -192,7 +199,7 @@ def _placement(strategy: Strategy) -> Callable[[nn.Parameter], Shard] | None:
 
 
 def _apply_autocast(model: nn.Module, strategy: Strategy, device: torch.device) -> None:
-    """Use autocast where no all-gather casts parameters (DDP and single)."""
+    """Run the forward under autocast, for DDP and single: no all-gather casts parameters."""
     if strategy.autocast:
         autocast = torch.autocast(device.type, dtype=TORCH_DTYPES[strategy.param_dtype])
         model.forward = autocast(model.forward)
@@ -201,9 +208,9 @@ def _apply_autocast(model: nn.Module, strategy: Strategy, device: torch.device) 
 def _set_prefetch(
     units: Sequence[FSDPModule], last: Sequence[FSDPModule], strategy: Strategy
 ) -> None:
-    """Set how many units ahead are gathered, where it differs from FSDP2's default.
+    """Set how many units ahead are gathered, if it differs from FSDP2's default.
 
-    `last` are the head and the root, whose backward comes before that of the units.
+    `last` are the units of embedding, head and root, which are no blocks.
     """
     if strategy.prefetch != 1:
         for unit in (*units, *last):
@@ -219,6 +226,7 @@ def _set_prefetch(
 
 
 def _precision(strategy: Strategy, parts: Parts) -> MixedPrecisionPolicy:
+    """The mixed-precision policy for fully_shard."""
     param, reduce, master = (
         TORCH_DTYPES[dtype]
         for dtype in (strategy.param_dtype, strategy.reduce_dtype, strategy.master_dtype)
@@ -235,18 +243,22 @@ def _precision(strategy: Strategy, parts: Parts) -> MixedPrecisionPolicy:
 
 
 def _offload(strategy: Strategy, mesh: DeviceMesh) -> OffloadPolicy:
+    """The offload policy for fully_shard."""
     if not strategy.offload:
         return OffloadPolicy()
     return CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
 
 
 def _device(model: nn.Module) -> torch.device:
-    """The model's device, or the local device for a model on the meta device."""
+    """The device of the model; the local device for a model on the meta device."""
     return local_device() if is_meta(model) else next(model.parameters()).device
 
 
 def _check_parameters(parts: Parts, master: torch.dtype | None) -> None:
-    """Raise SpecError for ties and dtypes that fully_shard reports late or not at all."""
+    """Raise SpecError for ties and dtypes that fully_shard reports late or not at all.
+
+    With `master`, trained parameters must have this dtype.
+    """
     problems = []
     for aliases in parts.aliases:
         inside = [n for n in aliases if any(n.startswith(f"{block}.") for block in parts.blocks)]
@@ -280,6 +292,7 @@ def _check_parameters(parts: Parts, master: torch.dtype | None) -> None:
 
 
 def _check_sharded(model: nn.Module) -> None:
+    """Raise SpecError if a parameter was not sharded."""
     unsharded = [name for name, p in model.named_parameters() if not isinstance(p, DTensor)]
     if unsharded:
         raise SpecError(
@@ -288,7 +301,7 @@ def _check_sharded(model: nn.Module) -> None:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Raise SpecError for an optimizer created before sharding, which would update nothing."""
+    """Raise SpecError for an optimizer created before sharding: it would update no parameter."""
     current = {id(parameter) for parameter in model.parameters()}
     missing = [
         parameter

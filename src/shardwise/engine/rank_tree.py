@@ -1,9 +1,9 @@
-"""All ranks as a tree of small groups, in which every rank is connected to a few others.
+"""All ranks as a tree of small groups, in which each rank is connected to few others.
 
 A group of all N ranks costs each of them N sockets, and its all-reduce is a ring of 2 (N - 1) hops.
 Above `ONE_GROUP` ranks there are three levels of groups of about the cube root of N: values go to
-the first rank of each group, from level to level, and are broadcast back. A few numbers are
-gathered, which takes two hops in a group of any size; what is larger is reduced in a ring.
+the first rank of each group, from level to level, and are broadcast back. Small values are
+gathered, which takes two hops in a group of any size; larger ones are reduced in a ring.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from shardwise.engine.device import ONE_GROUP, host_group
 from shardwise.engine.mesh import world
+from shardwise.pytorch.device import ONE_GROUP, host_group
 from shardwise.spec.foreign_text import visible
 
-# Bytes of a sentence that is sent to all ranks.
+# Maximum bytes of a text that is sent to all ranks.
 _SENTENCE = 512
-# Bytes of the longest value that is sent to all ranks as JSON.
+# Maximum bytes of a value that is sent to all ranks as JSON.
 _LONGEST_VALUE = 2**24
-# Bytes up to which a value is gathered: the first rank of a group then holds it once per member.
+# Maximum bytes of a gathered value: the first rank of a group holds one copy per member.
 _SMALL = 2**16
 
 
@@ -39,7 +39,7 @@ class Failure(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """A group of one level and its ranks; None is the group of all ranks."""
+    """A process group of one level and its ranks; a `group` of None is the group of all ranks."""
 
     group: dist.ProcessGroup | None
     ranks: list[int]
@@ -47,7 +47,7 @@ class _Group(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A collective, and what follows when it is done."""
+    """A function that starts a collective, and one that completes its result."""
 
     start: Callable[..., Any]
     finish: Callable[[], object] = lambda: None
@@ -60,9 +60,10 @@ class RankTree:
     """
 
     def __init__(self, *, separate: bool, one_group: int | None = None) -> None:
-        """With `separate`, it uses no group of others: a thread of its own can use it.
+        """Create the groups of all levels.
 
-        Up to `one_group` ranks are in one group.
+        `separate` uses groups that no other code uses, so that another thread can use the tree. Up
+        to `one_group` ranks form a single group; None is ONE_GROUP.
         """
         self.rank, self.size = world()
         # The groups that this rank is in, from the lowest level to the highest.
@@ -74,12 +75,13 @@ class RankTree:
             self._groups = [_Group(host_group() if separate else None, everyone, True)]
 
     def all_reduce(self, values: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
+        """Reduce `values` over all ranks, in place."""
         for start, finish in self._steps(values, op):
             start()
             finish()
 
     def start_all_reduce(self, values: torch.Tensor) -> Callable[[], object]:
-        """Start a sum over all ranks, and return what waits for its end.
+        """Start to sum `values` over all ranks in place; return a function that waits for the end.
 
         Until then no other method may be called: ranks would mix up the collectives of a group.
         """
@@ -100,21 +102,24 @@ class RankTree:
             else:
                 done.set_result(None)
 
-        # A callback of the first collective would not do: it runs in the thread that adds it if
-        # the collective is over by then, and no step would hide the others. The thread must not
-        # keep a process alive whose peers are lost.
+        # A thread runs the steps. A callback of the first collective would run in the caller's
+        # thread if that collective has ended already, and the steps would not overlap. The thread
+        # is a daemon, so that it cannot keep a process alive after its peers are lost.
         threading.Thread(target=take_all, name="agreement", daemon=True).start()
         return done.result
 
     def first_failure(self, why: str) -> Failure | None:
-        """The first failure of any rank, on all ranks; an empty `why` is none of this rank."""
+        """The failure of the lowest rank that failed, on all ranks; None if no rank failed.
+
+        `why` is the reason of this rank; empty if it did not fail.
+        """
         first = torch.tensor([self.rank if why else self.size])
         self.all_reduce(first, dist.ReduceOp.MIN)
         rank = int(first)
         return None if rank == self.size else Failure(rank, self.text_of(rank, why))
 
     def text_of(self, rank: int, text: str) -> str:
-        """The text of one rank, on all ranks, fit to print; longer ones are cut."""
+        """The text of one rank, on all ranks, safe to print and cut to 512 bytes."""
         values = torch.zeros(_SENTENCE, dtype=torch.uint8)
         if rank == self.rank:
             data = text.encode()[:_SENTENCE]
@@ -123,10 +128,13 @@ class RankTree:
         return visible(bytes(values.tolist()).rstrip(b"\0").decode(errors="ignore"))
 
     def json_of(self, rank: int, value: Any) -> Any:
-        """What JSON makes of a value of one rank, on all ranks.
+        """The value of one rank after a round trip through JSON, on all ranks.
 
-        The object collectives of torch unpickle what they receive: whoever reaches a connection of
-        one rank would run code on the others.
+        The object collectives of torch unpickle what they receive: an attacker with a connection to
+        one rank could run code on the others.
+
+        Raises:
+            ValueError: The value is larger than 16 MiB as JSON.
         """
         data = json.dumps(value).encode() if rank == self.rank else b""
         length = torch.tensor([len(data)])
@@ -140,7 +148,7 @@ class RankTree:
         return json.loads(bytes(values.numpy()))
 
     def _steps(self, values: torch.Tensor, op: Any) -> list[_Step]:
-        """What this rank takes part in: up to the last level it is in, and down again."""
+        """The collectives that this rank takes part in: up the levels, then down again."""
         if len(self._groups) == 1 and self._groups[0].is_top:
             return [_Step(partial(dist.all_reduce, values, op, self._groups[0].group))]
         collect = self._gather if values.nbytes <= _SMALL else _reduce
@@ -152,7 +160,7 @@ class RankTree:
         return up + down
 
     def _gather(self, values: torch.Tensor, op: Any, level: _Group) -> _Step:
-        """Reduce values on the first rank, which gathers them."""
+        """A step that gathers values on the first rank of a group and reduces them there."""
         group, ranks, _ = level
         if self.rank != ranks[0]:
             return _Step(partial(dist.gather, values, None, ranks[0], group))
@@ -162,6 +170,7 @@ class RankTree:
 
 
 def _reduce(values: torch.Tensor, op: Any, level: _Group) -> _Step:
+    """A step that reduces values to the first rank of a group."""
     return _Step(partial(dist.reduce, values, level.ranks[0], op, level.group))
 
 
@@ -172,12 +181,12 @@ _REDUCED: dict[Any, Callable[[torch.Tensor, torch.Tensor], object]] = {
 }
 
 
-# The process group of all ranks, and its tree. Who holds on to a group keeps its threads alive.
+# The process group of all ranks, and its tree. A strong reference would keep its threads alive.
 _shared: list[tuple[weakref.ref[dist.ProcessGroup], RankTree]] = []
 
 
 def shared_tree(one_group: int | None = None) -> RankTree:
-    """The tree of the thread that trains; made once for a process group. All ranks call this."""
+    """The tree for the training thread, created once per process group; all ranks must call it."""
     group = dist.group.WORLD if dist.is_initialized() else None
     if group is None:
         return RankTree(separate=False)
@@ -187,7 +196,7 @@ def shared_tree(one_group: int | None = None) -> RankTree:
 
 
 def level_width(ranks: int) -> int:
-    """The smallest size of groups with which three levels hold all ranks."""
+    """The smallest group size with which three levels hold all ranks."""
     width = max(2, int(ranks ** (1 / 3)) - 1)
     while width**3 < ranks:
         width += 1
@@ -195,7 +204,10 @@ def level_width(ranks: int) -> int:
 
 
 def _three_levels(rank: int, size: int) -> list[_Group]:
-    """Create the groups of all levels; torch numbers groups, so all ranks create all of them."""
+    """The groups of this rank, lowest level first.
+
+    All ranks create the groups of all levels, because torch numbers groups.
+    """
     width, members = level_width(size), list(range(size))
     found = []
     while len(members) > 1:

@@ -1,4 +1,4 @@
-"""Activation checkpointing of blocks: all, a share of them, or selective by operation."""
+"""Activation checkpointing of blocks: all of them, a share, or selective by operation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MATMULS = (aten.mm.default, aten.addmm.default)
 
 
 def apply_recompute(blocks: Sequence[nn.Module], strategy: Strategy) -> None:
-    """Apply the strategy's recompute setting to the blocks; parameter names do not change."""
+    """Checkpoint the blocks as the strategy's `recompute` says; parameter names do not change."""
     if strategy.recompute == "none":
         return
     if strategy.recompute == "selective":
@@ -32,6 +32,7 @@ def apply_recompute(blocks: Sequence[nn.Module], strategy: Strategy) -> None:
 
 
 def _recompute_forward(block: nn.Module, context: Callable[[], Any] | None) -> None:
+    """Replace a block's forward by a checkpointed one; `context` is its `context_fn`."""
     forward = block.forward
     settings: dict[str, Any] = {"use_reentrant": False}
     if context is not None:

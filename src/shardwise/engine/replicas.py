@@ -1,7 +1,7 @@
-"""Replica groups that outlive each other: torchft manages the replicate axis.
+"""Replica groups that can be lost and rejoin: torchft manages the replicate axis.
 
 Each group is a world of its own, whose mesh has the shard axis only. torchft decides before each
-step which groups take part, brings those that are behind up to date, and averages gradients over
+step which groups take part, brings groups that are behind up to date, and averages gradients over
 the groups. If a group is lost during a step, the step is not committed and the others repeat it.
 """
 
@@ -21,31 +21,34 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from shardwise.engine.device import is_lost_peer
 from shardwise.engine.fresh_name import agree_on_name
 from shardwise.engine.mesh import world
 from shardwise.engine.rank_tree import shared_tree
-from shardwise.engine.store import new_store
+from shardwise.pytorch.device import is_lost_peer
+from shardwise.pytorch.store import new_store
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import RestartSettings
 
-# torchft asks the lighthouse again this many times within `join_s`.
+# How often torchft repeats its request to the lighthouse within `join_s`.
 _QUORUM_RETRIES = 1000
 _HEARTBEAT = timedelta(milliseconds=100)
 
 
 class Transport(Protocol):
-    """Brings the state of this process to others, and theirs here; torchft calls the rest of it."""
+    """Sends the state of this process to other groups and receives theirs; torchft calls it.
+
+    `failure` is the last error of a transfer, or None.
+    """
 
     failure: Exception | None
 
 
 class HealingError(RuntimeError):
-    """This group is behind the others, and their state did not arrive on every rank."""
+    """This group is behind the others, and their state did not reach every rank of it."""
 
 
 class Replicas:
-    """The connection of this replica group to the others. Every rank of the group has one.
+    """The connection of this rank to the same rank of the other replica groups.
 
     Ranks of the same number in different groups hold the same shards: torchft connects those.
     """
@@ -67,16 +70,16 @@ class Replicas:
         self._device, self._transport = device, transport
         # The last error after which connections were closed.
         self._reported: Exception | None = None
-        # The groups that take part in the current step, and whether they were connected for it.
+        # Numbers of the groups in the current step, and whether they were connected for this step.
         self.present: tuple[int, ...] = ()
         self._is_new = False
         timeout = timedelta(seconds=settings.replica_timeout_s)
-        # Groups that meet have just spoken to the lighthouse.
+        # Groups that meet have just contacted the lighthouse, so a short timeout is enough.
         self._lost_after = timedelta(seconds=settings.lost_after_s)
         self._group = group = _process_group(device, timeout)
         group.configure = partial(self._configure, group.configure)
         store, store_host, store_port = self._shared_store(address)
-        # Kept: the other groups meet in the store of one of them.
+        # Keep the store alive: the groups meet in the store of one of them.
         self._store = store
         with _listening_on(address):
             self._manager: Any = manager.Manager(
@@ -84,7 +87,7 @@ class Replicas:
                 state_dict=state,
                 load_state_dict=load,
                 min_replica_size=settings.min_replicas,
-                # A group that is behind is brought up to date first, and takes part in the step.
+                # A group that is behind is brought up to date first, then takes part in the step.
                 use_async_quorum=False,
                 # All groups start from the same seed or the same checkpoint.
                 init_sync=False,
@@ -104,7 +107,7 @@ class Replicas:
             )
 
     def _shared_store(self, address: str) -> tuple[Any, str, int]:
-        """A store of this group, and the address and port at which rank 0 holds it."""
+        """(store, host, port) of this group's store; `store` is None except on rank 0."""
         store = new_store(address) if self._rank == 0 else None
         # Other ranks may be on other hosts.
         where = "" if store is None else f"{address} {store.port}"
@@ -112,7 +115,10 @@ class Replicas:
         return store, host, int(port)
 
     def _configure(self, configure: Callable[..., None], *arguments: Any) -> None:
-        """Connect the ranks of the groups that meet, under a name that was never used before."""
+        """Connect the ranks of the groups that meet, under a name that was never used before.
+
+        `configure` is torchft's own method, `arguments` are what torchft passes to it.
+        """
         self._is_new = True
         address, replica, rank, size, *_, ranks = arguments
         # torchft counts ranks over all groups: these are the ranks of one number in each group.
@@ -122,16 +128,17 @@ class Replicas:
         configure(f"{address}/{name}", replica, rank, size, *arguments[4:])
 
     def start_at(self, step: int) -> None:
-        """Begin after `step` completed steps."""
+        """Set the number of completed steps."""
         self._manager.load_state_dict({"step": step, "batches_committed": 0})
 
     def average_gradients(self, model: nn.Module) -> None:
-        """Average each unit's gradients over the groups, after they are reduced in this one."""
+        """Make FSDP units average their gradients over the groups too, after their reduction."""
         for unit in model.modules():
             if isinstance(unit, FSDPModule):
                 unit.set_all_reduce_hook(self._average)
 
     def _average(self, gradients: torch.Tensor) -> None:
+        """The all-reduce hook of FSDP: average gradients in place."""
         self._all_reduce(gradients)
 
     def _all_reduce(self, values: torch.Tensor, **settings: Any) -> bool:
@@ -143,23 +150,24 @@ class Replicas:
         if error is self._reported:
             return False
         self._reported = error
-        # The next rank in the ring waits for this one, and not for the one that was lost. Closed
-        # connections tell it; what the exception refers to would keep them open.
+        # The next rank in the ring waits for this rank, not for the lost one. Closing connections
+        # ends its wait; references from the exception would keep them open.
         error.original_exception.__traceback__ = None
         self._group.abort()
         gc.collect()
         return False
 
     def meet(self) -> bool:
-        """Wait for the groups of the next step; load their state if this one is behind.
+        """Wait for the groups of the next step; load their state if this group is behind.
 
-        Return whether the groups were connected anew, which they are before any state is loaded. It
-        is the same on all ranks of a group. Whether the state arrived is not: torchft only notes an
-        error, and the rank stays at its step.
+        Returns:
+            Whether the groups were connected anew, which happens before any state is loaded. All
+            ranks of a group return the same. Whether the state arrived may differ: torchft notes
+            an error only, and the rank stays at its step.
 
         Raises:
-            SpecError: Their state is of another run.
-            HealingError: Their state did not arrive. The group has to start again.
+            SpecError: The received state belongs to another run.
+            HealingError: The state did not arrive. The group has to restart.
         """
         self._transport.failure, self._is_new = None, False
         self._manager.start_quorum()
@@ -171,7 +179,7 @@ class Replicas:
         return self._is_new
 
     def sum(self, values: torch.Tensor) -> torch.Tensor | None:
-        """The sum of integers over the groups; None if a group was lost."""
+        """The sum of integers over the groups, on the CPU; None if a group was lost."""
         summed = values.to(self._device)
         intact = self._all_reduce(summed, reduce_op=dist.ReduceOp.SUM)
         return summed.cpu() if intact else None
@@ -187,26 +195,29 @@ class Replicas:
         return "the connection to another group was lost" if lost else str(cause).splitlines()[0]
 
     def commit(self) -> bool:
-        """Whether the gradients of this step are those of all its groups, on every rank here."""
+        """Whether this step is committed: the gradients of all its groups arrived on every rank."""
         return bool(self._manager.should_commit())
 
     def close(self) -> None:
+        """End the connection, without waiting for threads."""
         self._manager.shutdown(wait=False)
 
 
 def _quiet() -> None:
-    """Let the trainer report lost groups in a sentence, instead of torchft in a traceback."""
+    """Silence torchft's logs: the trainer reports lost groups itself."""
     os.environ.setdefault("RUST_LOG", "error")
     logging.getLogger("torchft").setLevel(logging.CRITICAL)
 
 
 def _store_client(address: str, timeout: timedelta) -> Any:
+    """A client of the store at an address."""
     from torchft.process_group import create_store_client
 
     return create_store_client(address, timeout=timeout)
 
 
 def _process_group(device: torch.device, timeout: timedelta) -> Any:
+    """A torchft process group for the device: Gloo on CPUs, NCCL on GPUs."""
     from torchft import process_group
 
     kinds = {"cpu": "ProcessGroupGloo", "cuda": "ProcessGroupNCCL"}
@@ -215,7 +226,7 @@ def _process_group(device: torch.device, timeout: timedelta) -> Any:
 
 @contextmanager
 def _listening_on(address: str) -> Iterator[None]:
-    """Let a manager that is created in the body listen on one address, at a port that is free.
+    """A context in which new torchft managers listen on one address only, at a free port.
 
     torchft has no setting for it: its manager listens on all interfaces.
     """

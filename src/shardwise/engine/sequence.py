@@ -1,7 +1,7 @@
-"""Positions and masks of the whole sequence, for a model whose activations hold parts of it.
+"""Positions and masks of full sequences, for activations that are sharded along the sequence.
 
-Models of transformers derive both from the length of their embedded input. Where that is divided
-along the sequence, they are told instead.
+Models of transformers derive both from the length of their embedded input. If that is sharded,
+they must be passed to the model.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from shardwise.spec.record import SpecError
 
 
 def give_whole_sequence(model: nn.Module, parts: int, dtype: torch.dtype) -> None:
-    """Let every forward of a transformers model get positions and masks of the whole sequence.
+    """Make every forward of a transformers model get positions and masks of the full sequence.
 
-    `dtype` is that of activations. Other modules know their positions themselves.
+    `parts` is the number of processes that share a sequence, `dtype` that of activations. Models
+    without a config are left alone.
     """
     config = getattr(model, "config", None)
     if config is None:
@@ -48,7 +49,10 @@ def whole_masks(
     mask: Any,
     dtype: torch.dtype,
 ) -> Any:
-    """The mask, or masks by kind of layer, that the model itself would make of whole sequences."""
+    """The mask, or masks by kind of layer, that the model would create for full sequences.
+
+    A `mask` that is a dictionary already is returned unchanged.
+    """
     if isinstance(mask, dict):
         return mask
     from transformers.masking_utils import create_masks_for_generate

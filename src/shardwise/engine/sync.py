@@ -22,14 +22,18 @@ _ENTERED = "_shardwise_entered"
 def remember(
     model: nn.Module, strategy: Strategy, axes: Mapping[str, Axis] | None = None
 ) -> nn.Module:
-    """Store the resolved strategy on the model, and the axis of each process group by its name."""
+    """Store the resolved strategy and the axis of each process group, by name, on the model."""
     object.__setattr__(model, _MARK, strategy)
     object.__setattr__(model, _AXES, dict(axes or {}))
     return model
 
 
 def strategy_of(model: nn.Module) -> Strategy:
-    """The resolved strategy that `parallelize` applied."""
+    """The resolved strategy that `parallelize` applied.
+
+    Raises:
+        ValueError: The model does not come from `parallelize`.
+    """
     strategy = getattr(model, _MARK, None)
     if strategy is None:
         raise ValueError("this model did not come from shardwise.parallelize")
@@ -37,19 +41,20 @@ def strategy_of(model: nn.Module) -> Strategy:
 
 
 def parallel_axes(model: nn.Module) -> dict[str, Axis]:
-    """The axis of each process group that `parallelize` used, by the group's name."""
+    """The axis of each process group that `parallelize` used, by the name of the group."""
     return dict(getattr(model, _AXES, {}))
 
 
 def is_parallel(model: nn.Module) -> bool:
+    """Whether the model comes from `parallelize`."""
     return hasattr(model, _MARK)
 
 
 @contextmanager
 def micro_batch(model: nn.Module, *, last: bool = True) -> Iterator[None]:
-    """Run the forward and the backward of one micro-batch, reducing gradients when due.
+    """A context for the forward and backward of one micro-batch; gradients are reduced when due.
 
-    Needed to accumulate gradients, and for the loss with tensor parallelism. The forward belongs
+    Needed to accumulate gradients, and for the loss with tensor parallelism. The forward must run
     inside: DDP decides there whether the backward will reduce.
 
     Args:
@@ -75,7 +80,7 @@ def micro_batch(model: nn.Module, *, last: bool = True) -> Iterator[None]:
         ExitStack() as entered,
         annotated(SYNC if reduces else NO_SYNC),
         model.no_sync() if skip else nullcontext(),  # type: ignore[operator]
-        # The loss of logits that are divided by vocabulary: its backward needs it too.
+        # For the loss of logits that are sharded by vocabulary, and for its backward.
         loss_parallel() if strategy.tensor > 1 else nullcontext(),
     ):
         object.__setattr__(model, _ENTERED, entered)
@@ -83,7 +88,11 @@ def micro_batch(model: nn.Module, *, last: bool = True) -> Iterator[None]:
 
 
 def left_after_backward(model: nn.Module) -> ExitStack:
-    """Contexts of the current micro-batch, to enter others that its backward needs too."""
+    """The stack of the current micro-batch; contexts entered in it end after the backward.
+
+    Raises:
+        ValueError: No micro-batch was started with `micro_batch`.
+    """
     entered: ExitStack | None = getattr(model, _ENTERED, None)
     if entered is None:
         raise ValueError("run the forward and the backward inside shardwise.micro_batch")

@@ -1,13 +1,13 @@
 """Tensor parallelism: torch's parallel styles, applied as a model's own plan says.
 
-The plan is a table from patterns of module names to styles in the words of transformers, such as
-`"model.layers.*.mlp.up_proj": "colwise"`. Models of transformers have one as `tp_plan`; a module of
-one's own can have an attribute of that name.
+The plan is a table from patterns of module names to styles in the terms of transformers, such as
+`"model.layers.*.mlp.up_proj": "colwise"`. Models of transformers have a plan as `tp_plan`; a user's
+module can have an attribute of that name.
 
-Column-wise layers divide their output among the processes, row-wise layers their input: between
-them no process communicates. The module around a group of column-wise layers gets its input whole,
-once for all of them. With sequence parallelism, what lies between such modules (norms, residuals)
-is divided along the sequence. The vocabulary is divided in the embedding, the head and the loss.
+Column-wise layers shard their output among the processes, row-wise layers their input: between
+them no process communicates. The module around a group of column-wise layers gathers its input
+once for all of them. With sequence parallelism, activations between such modules (norms, residuals)
+are sharded along the sequence. Embedding, head and loss are sharded by vocabulary.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from torch.distributed.tensor.parallel import (
 )
 
 from shardwise.engine.sequence import give_whole_sequence
-from shardwise.engine.torch_private import silence_redistribution_advice
+from shardwise.pytorch.adapted import adapter_of
+from shardwise.pytorch.private import silence_redistribution_advice
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
-from shardwise.units.adapted import adapter_of
 from shardwise.units.module import TORCH_DTYPES
 
 COLWISE, ROWWISE, PER_HEAD = "colwise", "rowwise", "replicated_with_grad_allreduce"
-# Styles of the embedding and of the head, and what they are called elsewhere.
+# Styles of the embedding and of the head, and synonyms.
 EMBEDDING, HEAD = "embedding_rowwise", "colwise_gather_output"
 _SYNONYMS = {"colwise_rep": HEAD}
 _STYLES = (COLWISE, ROWWISE, PER_HEAD, EMBEDDING, HEAD)
@@ -44,12 +44,12 @@ _SEQUENCE, _HEADS, _LAST = 1, 2, 2
 
 
 class TensorParallel:
-    """Divides the layers of a model among the processes of a mesh of one axis.
+    """Shards the layers of a model among the processes of a mesh with one axis.
 
-    Units are divided one after the other, each before `fully_shard` gets it.
+    Units are sharded one after the other, each before `fully_shard` is applied to it.
 
     Raises:
-        SpecError: The model has no plan, or cannot be divided by so many processes.
+        SpecError: The model has no plan, or cannot be sharded over this number of processes.
     """
 
     def __init__(self, model: nn.Module, strategy: Strategy, mesh: DeviceMesh) -> None:
@@ -66,7 +66,7 @@ class TensorParallel:
             give_whole_sequence(model, strategy.tensor, TORCH_DTYPES[strategy.param_dtype])
 
     def unit(self, members: Sequence[nn.Module]) -> None:
-        """Divide the layers of `members` that are not divided yet. Nothing is communicated."""
+        """Shard the layers of `members` that are not sharded yet. Nothing is communicated."""
         tied = _tied(self._model)
         for member in members:
             for module in member.modules():
@@ -79,17 +79,19 @@ class TensorParallel:
                 setattr(owner, key, getattr(*first))
 
     def _divide(self, name: str, module: nn.Module) -> None:
+        """Apply the parallel style of one module, and keep frozen parameters frozen."""
         if name in self._prepared:
             self._prepare(module)
         style = self._style(name, module)
         if style is not None:
             frozen = [key for key, p in module.named_parameters() if not p.requires_grad]
-            # Every process has the same weights already: each takes its own part of them.
+            # Every process has the same weights already and keeps its own part of them.
             parallelize_module(module, self._mesh, style, src_data_rank=None)
             for key in frozen:
                 module.get_parameter(key).requires_grad_(False)
 
     def _style(self, name: str, module: nn.Module) -> ParallelStyle | None:
+        """torch's style for a module; None if it needs none."""
         style, between = self._styles.get(name), self._between
         found: ParallelStyle | None = None
         if style == COLWISE:
@@ -100,7 +102,7 @@ class TensorParallel:
         elif style == EMBEDDING:
             found = RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
         elif style == HEAD:
-            # Logits stay divided: the loss is computed of the parts.
+            # Logits stay sharded: the loss is computed on the shards.
             found = ColwiseParallel(
                 input_layouts=between, output_layouts=Shard(_LAST), use_local_output=False
             )
@@ -111,12 +113,13 @@ class TensorParallel:
         return found
 
     def _prepare(self, module: nn.Module) -> None:
-        """Give a module its input whole, as one tensor that all its layers share.
+        """Make a module gather its input as one tensor that all its layers share.
 
-        Their gradients of it are then summed before they are reduced: once, not for every layer.
+        The gradients of that tensor are then summed before one reduction, instead of one per layer.
         """
 
         def whole(hidden: torch.Tensor) -> torch.Tensor:
+            """The full hidden states, gathered if they are sharded along the sequence."""
             part = DTensor.from_local(hidden, self._mesh, [self._between], run_check=False)
             return cast(torch.Tensor, part.redistribute(placements=[Replicate()]))
 
@@ -129,7 +132,8 @@ class TensorParallel:
 
 
 def _check_reshard(strategy: Strategy) -> None:
-    # FSDP2 of torch 2.13 creates such groups for the tensor rank of the process only, and waits.
+    """Raise SpecError for an integer `reshard_after_forward`."""
+    # FSDP2 of torch 2.13 creates groups for this process's tensor rank only, and hangs.
     if type(strategy.reshard_after_forward) is int:
         raise SpecError(
             "strategy.reshard_after_forward: a number does not work with tensor parallelism; use "
@@ -138,7 +142,7 @@ def _check_reshard(strategy: Strategy) -> None:
 
 
 def divided_modules(model: nn.Module, tensor: int) -> dict[str, str]:
-    """The style of each module that `tensor` processes divide, by its name.
+    """The style of each module that tensor parallelism of degree `tensor` shards, by module name.
 
     Raises:
         SpecError: The result would be wrong, or torch would fail late.
@@ -151,12 +155,12 @@ def divided_modules(model: nn.Module, tensor: int) -> dict[str, str]:
 
 
 def _prepared(styles: Mapping[str, str]) -> set[str]:
-    """The modules around column-wise layers."""
+    """The names of the modules that contain column-wise layers."""
     return {name.rpartition(".")[0] for name, style in styles.items() if style == COLWISE}
 
 
 def _styles_by_name(model: nn.Module) -> dict[str, str]:
-    """The style of each module that the plan names."""
+    """The style of each module that the plan matches, by module name."""
     plan: Mapping[str, str] | None = getattr(model, "tp_plan", None)
     if not plan:
         raise SpecError(
@@ -170,12 +174,13 @@ def _styles_by_name(model: nn.Module) -> dict[str, str]:
         if found:
             styles[name] = _SYNONYMS.get(found[0], found[0])
         elif module is embedding:
-            # The plan of some models leaves it out.
+            # The plan of some models omits the embedding.
             styles[name] = EMBEDDING
     return styles
 
 
 def _unsupported(model: nn.Module, styles: Mapping[str, str]) -> Iterator[str]:
+    """Sentences about styles and modules that cannot be sharded, or that the plan omits."""
     what, prepared = type(model).__name__, _prepared(styles)
     if adapter_of(model) is not None:
         yield "adapters cannot be trained with tensor parallelism; set tensor to 1"
@@ -194,6 +199,7 @@ def _unsupported(model: nn.Module, styles: Mapping[str, str]) -> Iterator[str]:
 
 
 def _indivisible(model: nn.Module, styles: Mapping[str, str], tensor: int) -> Iterator[str]:
+    """Sentences about heads and layer widths that the degree does not divide."""
     config = getattr(model, "config", None)
     if config is not None:
         config = config.get_text_config()
@@ -212,6 +218,7 @@ def _indivisible(model: nn.Module, styles: Mapping[str, str], tensor: int) -> It
 
 
 def _is_meta(module: nn.Module) -> bool:
+    """Whether any parameter of the module itself is on the meta device."""
     return any(p.is_meta for p in module.parameters(recurse=False))
 
 
@@ -219,7 +226,7 @@ Place = tuple[nn.Module, str]
 
 
 def _tied(model: nn.Module) -> list[tuple[Place, list[Place]]]:
-    """Where each tied parameter is: the first place, and the others."""
+    """(first place, other places) of each tied parameter; a place is (module, parameter name)."""
     places: dict[int, list[Place]] = {}
     for module in model.modules():
         for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):

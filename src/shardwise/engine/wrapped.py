@@ -1,4 +1,4 @@
-"""Read strategy and collectives from a model that other code wrapped with FSDP2 or DDP.
+"""Read the strategy and the collectives of a model that other code wrapped with FSDP2 or DDP.
 
 Uses the state that `fully_shard` and DDP keep on modules; nothing is run.
 """
@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.engine.mesh import resolve_for_world, world
 from shardwise.engine.sync import is_parallel, parallel_axes, strategy_of
-from shardwise.engine.torch_private import (
+from shardwise.pytorch.private import (
     chooses_reshard,
     fsdp_groups,
     reshards_after_forward,
@@ -32,7 +32,7 @@ _NAMES: dict[torch.dtype, DType] = {dtype: name for name, dtype in TORCH_DTYPES.
 
 
 class _Group(NamedTuple):
-    """FSDP2's state of a parameter group, and whether it reshards after forward."""
+    """FSDP2's state of a parameter group, and its `reshard_after_forward`."""
 
     state: Any
     reshards: bool | int
@@ -41,7 +41,7 @@ class _Group(NamedTuple):
 def read_strategy(model: nn.Module, **settings: object) -> Strategy:
     """The resolved strategy of a model that is ready to train.
 
-    `settings` are fields that only the loop knows, such as `micro_batch` and `accumulate`.
+    `settings` are fields that only the training loop knows, such as `micro_batch` and `accumulate`.
     """
     if is_parallel(model):
         return resolve_for_world(strategy_of(model).but(**settings))
@@ -59,6 +59,7 @@ def read_strategy(model: nn.Module, **settings: object) -> Strategy:
 
 
 def _sharded(groups: list[_Group], settings: dict[str, object]) -> Strategy:
+    """The strategy of FSDP groups: that of most groups with trained parameters."""
     # Groups of frozen weights alone, such as an embedding's, do not show the master dtype.
     groups = [group for group in groups if _is_trained(group.state)] or groups
     # Most groups are blocks; the root may differ.
@@ -84,7 +85,7 @@ def _sharded(groups: list[_Group], settings: dict[str, object]) -> Strategy:
 
 
 def axes_of(model: nn.Module) -> dict[str, Axis]:
-    """The axis of each process group of a model, by the group's name."""
+    """The axis of each process group of a model, by the name of the group."""
     if is_parallel(model):
         return parallel_axes(model)
     if isinstance(model, DistributedDataParallel):
@@ -99,11 +100,10 @@ def axes_of(model: nn.Module) -> dict[str, Axis]:
 
 
 def sharded_units(model: nn.Module, strategy: Strategy) -> list[tuple[ModelUnits, Strategy]]:
-    """The model's FSDP groups as units: those that are sharded alike together, each set with the
-    strategy it has. Empty if the model has no groups.
+    """The FSDP groups of a model as units, grouped by strategy: pairs of units and their strategy.
 
     `strategy` gives the micro-batches per step and when gradients are reduced. Groups, sizes and
-    dtypes are read from the model.
+    dtypes are read from the model. The list is empty if the model has no FSDP groups.
     """
     alike: dict[Strategy, list[Unit]] = {}
     settings: dict[str, object] = {
@@ -121,9 +121,11 @@ def sharded_units(model: nn.Module, strategy: Strategy) -> list[tuple[ModelUnits
 
 
 def _parameters(group: Any) -> tuple[Parameter, ...]:
+    """The parameters of an FSDP group, with full shapes and how they are stored."""
     casts, master = group.mp_policy.param_dtype is not None, _master_dtype(group)
 
     def described(parameter: Any) -> Parameter:
+        """A parameter of the group with its full shape."""
         tensor = parameter.sharded_param
         made = Parameter(
             *unsharded_parameter(parameter),
@@ -138,7 +140,7 @@ def _parameters(group: Any) -> tuple[Parameter, ...]:
 
 
 def casts_parameters(model: nn.Module) -> bool:
-    """Whether `fully_shard` brings all parameters to one dtype when it gathers them."""
+    """Whether `fully_shard` casts parameters to a `param_dtype` when it gathers them."""
     return any(group.state.mp_policy.param_dtype is not None for group in _groups(model))
 
 
@@ -148,7 +150,10 @@ def shards_along_rows(model: nn.Module) -> bool:
 
 
 def non_gradient_traffic(model: nn.Module, strategy: Strategy) -> tuple[CollectiveProfile, ...]:
-    """DDP's other collectives of a step: broadcast of buffers, all-reduce of used parameters."""
+    """DDP's collectives of a step other than the reduction of gradients.
+
+    These are broadcasts of buffers, and all-reduces of the map of used parameters.
+    """
     if not isinstance(model, DistributedDataParallel) or world()[1] == 1:
         return ()
     size, traffic = world()[1], []
@@ -172,7 +177,7 @@ def keeps_two_gradients(model: nn.Module) -> bool:
 
 
 def _groups(model: nn.Module) -> Iterator[_Group]:
-    """Yield the groups of parameters that `fully_shard` gathers together."""
+    """Yield each group of parameters that `fully_shard` gathers together, once."""
     seen: set[int] = set()
     for module in model.modules():
         if not isinstance(module, FSDPModule):
@@ -187,17 +192,19 @@ def _groups(model: nn.Module) -> Iterator[_Group]:
 
 
 def _is_trained(group: Any) -> bool:
+    """Whether any parameter of an FSDP group is trained."""
     return any(parameter.sharded_param.requires_grad for parameter in group.fsdp_params)
 
 
 def _master_dtype(group: Any) -> torch.dtype:
+    """The dtype of the sharded parameters of an FSDP group."""
     return _trained_dtype(parameter.sharded_param for parameter in group.fsdp_params)
 
 
 def _trained_dtype(parameters: Iterable[torch.Tensor]) -> torch.dtype:
-    """The dtype of the first trained parameter, or of the first one if all are frozen.
+    """The dtype of the first trained parameter, or of the first parameter if all are frozen.
 
-    Frozen weights beside adapters often have another dtype.
+    Frozen weights of adapted models often have another dtype.
     """
     known = list(parameters)
     return next((p.dtype for p in known if p.requires_grad), known[0].dtype)

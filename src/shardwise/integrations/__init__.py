@@ -1,4 +1,4 @@
-"""Predict and measure the steps of other training loops, and compare the two.
+"""Predict and measure inside the Trainer, accelerate and Lightning.
 
 - `watch.StepWatch`: any loop.
 - `transformers.ShardwiseCallback`: the transformers Trainer.

@@ -34,9 +34,10 @@ class ShardwiseCallback(TrainerCallback):
         prints: bool = True,
         **strategy: object,
     ) -> None:
-        """Create it before `train`. `seq_len` is the sequence length of the batches.
+        """Create the callback before `train`.
 
-        `cluster` and `strategy` are as for `StepWatch`; other settings are read from the Trainer.
+        `seq_len` is the sequence length of the batches in tokens. `cluster` and `strategy` are as
+        for `StepWatch`; other settings are read from the Trainer.
         """
         args = trainer.args
         known: dict[str, Any] = {
@@ -60,7 +61,7 @@ class ShardwiseCallback(TrainerCallback):
         )
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Start the watch; the Trainer has wrapped the model by now."""
+        """Start the watch; the Trainer has wrapped the model by then."""
         trainer: Any = self._trainer
         wrapped = trainer.model_wrapped
         casts: dict[str, object] = {}

@@ -28,15 +28,15 @@ from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy, parse_precision
 from shardwise.step.profile import MemoryProfile, StepProfile
-from shardwise.train.clock import StepClock
-from shardwise.train.measure import StepMeter, measured_profile, norm_traffic, step_values
-from shardwise.train.metrics import memory_now
+from shardwise.trainer.clock import StepClock
+from shardwise.trainer.measure import StepMeter, measured_profile, norm_traffic, step_values
+from shardwise.trainer.metrics import memory_now
 from shardwise.units.module import module_units
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-# The last step of a loop whose length is unknown.
+# The last step, if the length of the loop is unknown.
 _ENDLESS = 2**62
 PREFIX = "shardwise/"
 
@@ -82,11 +82,11 @@ class StepWatch:
         inputs: Any = None,
         **strategy: object,
     ) -> None:
-        """Describe the loop; all that the wrapped model shows is read from it in `start`.
+        """Describe the loop; `start` reads from the wrapped model what it shows.
 
         Args:
             model: The model before it is wrapped.
-            seq_len: Sequence length of one forward.
+            seq_len: Sequence length of one forward, in tokens.
             micro_batch: Sequences of one forward on one device.
             accumulate: Micro-batches per optimizer step.
             optimizer: The optimizer's kind, which determines its state.
@@ -134,7 +134,7 @@ class StepWatch:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Measure one optimizer step."""
+        """Measure the optimizer step that runs in the body."""
         self.begin_step()
         try:
             yield
@@ -142,7 +142,7 @@ class StepWatch:
             self.end_step()
 
     def begin_step(self) -> None:
-        """Begin a step, in loops that cannot use `step`."""
+        """Begin measuring an optimizer step, in loops that cannot use `step`."""
         if self.predicted is None:
             raise SpecError("watch: call start(model, optimizer) before the first step")
         self._entered = ExitStack()
@@ -158,14 +158,15 @@ class StepWatch:
         self._step += 1
 
     def skip(self) -> None:
-        """Exclude the time since the last step, such as saving or evaluation."""
+        """Exclude the time since the last step from measured step times, such as evaluation."""
         self._clock.skip()
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of the steps since the last call; no times before the first representative step.
+        """Metrics of the steps since the last call, named "shardwise/…".
 
-        Rates are over all devices unless a name says otherwise. MFU is included if the device's
-        peak is known; `predicted.work` says how FLOPs are counted.
+        Memory in bytes always; times and rates only after the first representative step. Rates are
+        over all devices unless a name says otherwise. MFU is included if the device peak is known;
+        `predicted.work` says how FLOPs are counted.
         """
         settled = self._new_times()
         values = memory_now(self._device)
@@ -192,6 +193,7 @@ class StepWatch:
         return comparison_table(self.predicted, measured)
 
     def _new_times(self) -> list[float]:
+        """Seconds of the representative steps since the last call; also kept for `measured`."""
         times = self._clock.take()
         first = self._step - len(times) + 1
         settled = [s for step, s in enumerate(times, first) if self._meter.settled(step)]
@@ -199,6 +201,7 @@ class StepWatch:
         return settled
 
     def _predict(self, model: nn.Module, strategy: Strategy, cluster: ClusterSpec) -> StepProfile:
+        """The predicted step of the wrapped model, with the collectives of its own sharding."""
         units = module_units(
             self._skeleton,
             self._job.seq_len,
@@ -224,7 +227,10 @@ class StepWatch:
 
 
 def _with_second_gradients(profile: StepProfile) -> StepProfile:
-    """Add the accumulated `.grad` tensors, which are alive with DDP's buckets at the peak."""
+    """The profile with the accumulated `.grad` tensors added to its memory.
+
+    They are alive together with DDP's buckets at the peak. Reserved memory and verdict are dropped.
+    """
     memory = profile.known_memory
     more = memory.terms.get("gradients", 0)
     terms = dict(memory.terms)
@@ -246,7 +252,10 @@ def _without_data(model: nn.Module) -> nn.Module:
 
 
 def _cluster_here(cluster: str | ClusterSpec | None, device: torch.device) -> ClusterSpec:
-    """The given cluster, resized to the running processes."""
+    """The given cluster with as many nodes and devices as processes run.
+
+    For None, a cluster of this machine's CPUs; SpecError for None on GPUs.
+    """
     _, size = world()
     per_node = processes_per_node()
     if cluster is None:

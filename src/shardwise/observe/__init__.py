@@ -1,1 +1,1 @@
-"""Analysis of profiler traces and memory snapshots: where time and memory go, and why."""
+"""Analyse the traces and memory snapshots of a run."""

@@ -21,14 +21,17 @@ from shardwise.step.spans import KINDS, Timeline
 
 
 class UnitTerms(NamedTuple):
-    """Terms of one unit, under its measured name."""
+    """Predicted and measured times of one FSDP unit; `unit` is its name in the trace."""
 
     unit: str
     terms: list[Term]
 
 
 class Against(NamedTuple):
-    """Terms of the step of one rank, and of its units; none if the units differ in number."""
+    """Predicted and measured times of one rank's step, and of each of its FSDP units.
+
+    `units` is empty if prediction and trace have different numbers of units.
+    """
 
     terms: list[Term]
     units: list[UnitTerms]
@@ -45,7 +48,10 @@ UNIT_TERMS = {
 
 
 def against(predicted: Timeline, rank: RankSummary) -> Against:
-    """Compare a simulated step with the average profiled step."""
+    """Compare a simulated step with the average profiled step of a rank, in nanoseconds per step.
+
+    A term that is 0 in both is left out.
+    """
     if not rank.on_cpu:
         # A GPU packs and unpacks with compute kernels.
         computing, copying = KINDS.index("compute"), KINDS.index("copy")
@@ -67,6 +73,10 @@ def against(predicted: Timeline, rank: RankSummary) -> Against:
 
 
 def _units(predicted: Timeline, rank: RankSummary) -> list[UnitTerms]:
+    """Terms of each FSDP unit except the root, in nanoseconds per step, in forward order.
+
+    Empty if prediction and trace have different numbers of units.
+    """
     simulated = [u for u in predicted_units(predicted) if u.unit != ROOT]
     measured = [u for u in rank.units if u.unit != ROOT]
     if not simulated or len(simulated) != len(measured):
@@ -82,7 +92,7 @@ def _units(predicted: Timeline, rank: RankSummary) -> list[UnitTerms]:
 
 
 def predicted_units(timeline: Timeline) -> list[UnitTime]:
-    """Time by unit of a simulated step, in forward order."""
+    """Time of each FSDP unit in a simulated step, in forward order."""
     compute = timeline.covered("compute")
     names = np.asarray(timeline.names, dtype=object)[timeline.name]
     order = np.argsort(timeline.start_ns, kind="stable")
@@ -96,9 +106,11 @@ def predicted_units(timeline: Timeline) -> list[UnitTime]:
         scatters = mine & (names == "reduce-scatter")
 
         def spent(rows: Any) -> int:
+            """Total nanoseconds of these spans."""
             return int((timeline.end_ns[rows] - timeline.start_ns[rows]).sum())
 
         def exposed(rows: Any) -> int:
+            """Nanoseconds in which one of these spans runs and nothing computes."""
             return uncovered_length(union(timeline.start_ns[rows], timeline.end_ns[rows]), compute)
 
         times.append(
@@ -121,7 +133,11 @@ def predicted_units(timeline: Timeline) -> list[UnitTime]:
 
 
 def _before_backward(timeline: Timeline, mine: Any, names: Any) -> Any:
-    """Whether the next compute of the unit after each span is its backward."""
+    """Mask of the timeline's spans: whether the unit's next compute is a backward.
+
+    The next compute is the first that starts at or after the span's start; without one, False.
+    `mine` marks the spans of the unit, `names` has the name of each span.
+    """
     computing = np.flatnonzero(mine & ((names == "forward") | (names == "backward")))
     computing = computing[np.argsort(timeline.start_ns[computing], kind="stable")]
     if not len(computing):
@@ -133,7 +149,10 @@ def _before_backward(timeline: Timeline, mine: Any, names: Any) -> Any:
 
 
 def traffic_terms(predicted: Sequence[CollectiveProfile], rank: RankSummary) -> list[Term]:
-    """Calls and bytes per step; bytes only where the trace records them."""
+    """Predicted and measured calls and bytes per step, by operation.
+
+    A quantity that the trace does not record is left out.
+    """
     expected: dict[str, tuple[int, int]] = {}
     for one in predicted:
         name = named_by_axis(one.op.replace("_", "-"), one.group)
@@ -152,7 +171,7 @@ def traffic_terms(predicted: Sequence[CollectiveProfile], rank: RankSummary) -> 
 
 
 def side_by_side(predicted: Timeline, measured: Timeline, window: tuple[int, int]) -> list[Any]:
-    """Chrome trace events of both steps, starting at the same time."""
+    """Chrome trace events of a simulated and a measured step, as processes 0 and 1."""
     return [
         *chrome_events(predicted, "simulated", 0),
         *chrome_events(measured.cut(window), "measured", 1),

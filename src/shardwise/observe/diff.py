@@ -28,7 +28,10 @@ _DETAILS = re.compile(r"\(.*|\bvoid ")
 
 
 class Side(NamedTuple):
-    """One kernel in one trace: calls and nanoseconds per step, and their spread between steps."""
+    """One kernel, or the step itself, in one trace: median calls and nanoseconds per step.
+
+    `spread_ns` is the noise of the nanoseconds between steps: two robust standard deviations.
+    """
 
     calls: float
     step_ns: float
@@ -36,7 +39,7 @@ class Side(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """One kernel in both traces."""
+    """One kernel in both traces; `kind` is "compute", "communication" or "copy"."""
 
     name: str
     kind: str
@@ -46,11 +49,12 @@ class Difference(NamedTuple):
 
     @property
     def delta_ns(self) -> float:
+        """Nanoseconds per step that the kernel takes longer in the second trace."""
         return self.after.step_ns - self.before.step_ns
 
 
 class Part(NamedTuple):
-    """A part of the average step in both traces, and how much of it is noise."""
+    """A part of the average step in both traces; differences up to `noise_ns` are noise."""
 
     part: StepPart
     before_ns: float
@@ -59,15 +63,20 @@ class Part(NamedTuple):
 
     @property
     def delta_ns(self) -> float:
+        """Nanoseconds that the part takes longer in the second trace."""
         return self.after_ns - self.before_ns
 
     @property
     def changed(self) -> bool:
+        """Whether the difference exceeds the noise."""
         return abs(self.delta_ns) > self.noise_ns
 
 
 class Diff(NamedTuple):
-    """The step of both traces, its parts and every kernel, the largest difference first."""
+    """The step of both traces, its parts and every kernel, the largest difference first.
+
+    `regressed` says whether the second step is longer, beyond noise and by at least 3%.
+    """
 
     before: Side
     after: Side
@@ -87,7 +96,7 @@ def short_name(text: str) -> str:
 
 
 def compare(before: RankSummary, after: RankSummary) -> Diff:
-    """Compare two ranks, read with their timelines."""
+    """Compare two rank summaries that were read with their timelines."""
     one, other = _by_name(before), _by_name(after)
     steps = [_side([(1, s.window_ns) for s in r.steps or [r.full_trace]]) for r in (before, after)]
     smallest = MIN_CHANGE * max(side.step_ns for side in steps)
@@ -105,7 +114,10 @@ def compare(before: RankSummary, after: RankSummary) -> Diff:
 
 
 def _parts(before: RankSummary, after: RankSummary, smallest: float) -> list[Part]:
-    """The parts of both steps, the largest difference first."""
+    """Each part of the step before and after, the largest difference first.
+
+    Differences below `smallest` nanoseconds always count as noise.
+    """
     fields: dict[StepPart, str] = {
         "compute": "compute_ns",
         "exposed_communication": "exposed_communication_ns",
@@ -116,7 +128,7 @@ def _parts(before: RankSummary, after: RankSummary, smallest: float) -> list[Par
         was, now = (rank.per_step(getattr(rank.profiled, field)) for rank in (before, after))
         noise = max(smallest, _spread(before, field), _spread(after, field))
         parts.append(Part(part, was, now, noise))
-    # Steps do not tell idle time by its cause: the noise is that of all of it.
+    # Idle time by cause is not known per step: use the noise of all idle time.
     noise = max(smallest, _spread(before, "idle_ns"), _spread(after, "idle_ns"))
     for cause, field in IDLE_FIELDS.items():
         was, now = (rank.per_step(getattr(rank.host.idle, field)) for rank in (before, after))
@@ -125,11 +137,12 @@ def _parts(before: RankSummary, after: RankSummary, smallest: float) -> list[Par
 
 
 def _spread(rank: RankSummary, field: str) -> float:
-    """How far a part of a step varies from step to step; 0 where that is not known."""
+    """Noise between steps of a `Breakdown` field, in nanoseconds; 0 if there is only one step."""
     return _side([(1, getattr(step, field)) for step in rank.steps or [rank.full_trace]]).spread_ns
 
 
 def _change(was: Side, now: Side, noise: float) -> Change:
+    """How a kernel changed; a difference of at most `noise` nanoseconds is "same"."""
     if not was.calls:
         return "added"
     if not now.calls:
@@ -140,6 +153,7 @@ def _change(was: Side, now: Side, noise: float) -> Change:
 
 
 def _side(steps: list[tuple[float, float]]) -> Side:
+    """Median calls and nanoseconds of steps, and their spread; `steps` has a pair per step."""
     calls, times = zip(*steps, strict=True)
     typical = median(times)
     # Two standard deviations, estimated from the median distance: robust to one slow step.
@@ -148,6 +162,7 @@ def _side(steps: list[tuple[float, float]]) -> Side:
 
 
 def _by_name(rank: RankSummary) -> dict[tuple[str, str], Side]:
+    """Calls and nanoseconds per step of each kernel of a rank, by short name and kind."""
     timeline = rank.timeline
     assert timeline is not None  # summarise(..., timelines=True)
     windows = [(s, e) for s, e in rank.windows] or [timeline.window]

@@ -1,4 +1,4 @@
-"""The level of a stack, from one to a few measured steps of a described run."""
+"""Correct the predictions for a run by one or a few measured steps of it or of similar runs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _SECONDS = re.compile(r"([0-9]*\.?[0-9]+)\s*(ms|s)?")
 
 
 def with_measured(run: RunSpec, measured: Sequence[str | float | Path]) -> RunSpec:
-    """The run on a cluster that knows how long these steps took.
+    """Copy of `run` whose cluster has a level: measured over predicted seconds per step.
 
-    Each is the seconds of a step of `run` itself, or the folder of another run that was measured.
+    Each item of `measured` is the seconds of a step of `run` itself (3.2, "3.2s", "3200ms"), or the
+    folder of another run that was measured. The level is the geometric mean over the items.
     """
     observations = [_observation(run, one) for one in measured]
     ratios = [math.log(one.step_s / _predicted_s(run, one)) for one in observations]
@@ -38,6 +39,7 @@ def with_measured(run: RunSpec, measured: Sequence[str | float | Path]) -> RunSp
 
 
 def _observation(run: RunSpec, measured: str | float | Path) -> Observation:
+    """Read one item of `measured`: a step time, or the folder of a measured run."""
     if isinstance(measured, int | float):
         return _own(run, float(measured))
     found = _SECONDS.fullmatch(str(measured).strip().lower())
@@ -53,6 +55,7 @@ def _observation(run: RunSpec, measured: str | float | Path) -> Observation:
 
 
 def _own(run: RunSpec, step_s: float) -> Observation:
+    """An observation that a step of `run` itself takes `step_s` seconds."""
     if not 1e-6 < step_s < 1e6:
         raise SpecError(f"measured: a step of {step_s:g} s is none; write it like 3.2s")
     resolved = run.resolved()
@@ -60,7 +63,7 @@ def _own(run: RunSpec, step_s: float) -> Observation:
 
 
 def _predicted_s(run: RunSpec, one: Observation) -> float:
-    """What is predicted for it without any measured step."""
+    """Predicted seconds of a step of `one`, not corrected by any measured step."""
     cluster = one.run.cluster.but(level=None, software=run.cluster.software)
     if cluster.device.name != run.cluster.device.name:
         raise SpecError(

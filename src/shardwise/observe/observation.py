@@ -1,4 +1,4 @@
-"""The measured step of a run folder, beside what is predicted for it."""
+"""The measured step time of a run folder, and the prediction for the same run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from shardwise.units.unit import ModelUnits
 
 
 class Parts(NamedTuple):
-    """Seconds of one step."""
+    """Predicted seconds of one step: in total, of compute, and of exposed communication.
+
+    Compute includes copies and the optimizer.
+    """
 
     step_s: float
     compute_s: float
@@ -28,7 +31,10 @@ class Parts(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """A run and its measured step time; `compute_s` and `exposed_s` need a trace."""
+    """A run and its measured seconds per step.
+
+    `compute_s` and `exposed_s` (exposed communication) are None without a trace.
+    """
 
     run: RunSpec
     units: ModelUnits
@@ -37,7 +43,7 @@ class Observation(NamedTuple):
     exposed_s: float | None
 
     def predict(self, k: Coefficients, cluster: ClusterSpec) -> Parts:
-        """The predicted step on `cluster` with these coefficients."""
+        """Predict the seconds of a step on `cluster` with the coefficients `k`."""
         strategy, job = self.run.strategy, self.run.job
         hardware = hardware_of(cluster, strategy.param_dtype)
         if hardware is None:
@@ -55,7 +61,7 @@ class Observation(NamedTuple):
 
 
 def read_observation(folder: Path) -> Observation:
-    """Read run.toml, measurement.json and, if the run was profiled, its traces."""
+    """Read a run folder: run.toml, measurement.json and, if the run was profiled, its traces."""
     run = read_run(folder / "run.toml").resolved()
     path = folder / "measurement.json"
     try:
@@ -73,20 +79,27 @@ def read_observation(folder: Path) -> Observation:
 
 
 def read_shares(folder: Path) -> tuple[float, float] | None:
-    """Shares of a step in compute and in exposed communication; None without a trace."""
+    """Shares of a step outside and inside exposed communication; None without a trace.
+
+    See `shares`; the traces are those of the last profiled window of the run in `folder`.
+    """
     windows = profiled_windows(folder / TRACES)
     files = traces_in(windows[-1]) if windows else []
     return shares(summarise(files)) if files else None
 
 
 def units_of(run: RunSpec) -> ModelUnits:
+    """The units of a run's model, with `blocks_per_unit` blocks in each FSDP unit."""
     strategy = run.strategy
     units = load_units(run.model, run.job.seq_len, strategy)
     return units.grouped(strategy.blocks_per_unit)
 
 
 def shares(summary: Summary) -> tuple[float, float]:
-    """Shares of a step in compute and in exposed communication, means over ranks."""
+    """Shares of a step outside and inside exposed communication, means over ranks.
+
+    The first counts idle time and exposed copies as compute.
+    """
 
     def mean(values: list[Any]) -> float:
         return float(sum(values)) / len(values)

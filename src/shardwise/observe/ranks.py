@@ -22,6 +22,7 @@ class Joined(NamedTuple):
     Columns have a value per call; `offset_ns` and `unmatched` have one per rank.
     """
 
+    # Number of the collective that the call is part of, ascending from 0.
     collective: Ints
     rank: Ints
     # Index among the rank's calls.
@@ -30,11 +31,12 @@ class Joined(NamedTuple):
     end_ns: Ints
     # Add to a rank's clock to align it with the first rank's.
     offset_ns: Ints
-    # Calls that no other rank has.
+    # Number of calls that no other rank has.
     unmatched: list[int]
 
     @property
     def collectives(self) -> int:
+        """Number of matched collectives."""
         return int(self.collective[-1]) + 1 if len(self.collective) else 0
 
     @property
@@ -43,22 +45,23 @@ class Joined(NamedTuple):
 
     @property
     def transfers_ns(self) -> Ints:
-        """Transfer time of each collective."""
+        """Transfer nanoseconds of each collective: its shortest duration over the ranks."""
         shortest: Ints = np.minimum.reduceat(self.duration_ns, _first(self.collective))
         return shortest
 
     @property
     def transfer_ns(self) -> int:
+        """Transfer nanoseconds summed over all collectives."""
         return int(self.transfers_ns.sum())
 
     @property
     def mean_ns(self) -> float:
-        """Time of the matched calls, average over ranks."""
+        """Nanoseconds that a rank spends in matched calls, mean over ranks."""
         return float(self.duration_ns.sum()) / len(self.unmatched)
 
     @property
     def last_rank(self) -> Ints:
-        """The rank that started each collective last, on a common clock."""
+        """Index of the rank that started each collective last, on a common clock."""
         start = self.start_ns + self.offset_ns[self.rank]
         order = np.lexsort((-self.rank, start, self.collective))
         ends = np.append(_first(self.collective)[1:], len(order)) - 1
@@ -66,19 +69,25 @@ class Joined(NamedTuple):
         return last
 
     def last_to_arrive(self) -> Ints:
-        """How often each rank arrived last; collectives in which nobody waited do not count."""
+        """Number of collectives at which each rank arrived last.
+
+        Collectives in which no rank waited do not count.
+        """
         longest = np.maximum.reduceat(self.duration_ns, _first(self.collective))
         waited = longest > self.transfers_ns
         return np.bincount(self.last_rank[waited], minlength=len(self.unmatched))
 
     def by_rank(self) -> list[Ints]:
-        """Indices of the calls of each rank."""
+        """Row indices of the calls of each rank, one array per rank."""
         order = np.argsort(self.rank, kind="stable")
         edges = np.searchsorted(self.rank[order], np.arange(1, len(self.unmatched)))
         return np.split(order, edges)
 
     def transfers_of(self, counts: Sequence[int]) -> list[Ints]:
-        """Transfer time of every call, by rank; -1 for a call that no other rank has."""
+        """Transfer nanoseconds of every call, one array per rank; -1 for an unmatched call.
+
+        `counts` is the number of calls of each rank.
+        """
         transfers = self.transfers_ns
         columns = []
         for mine, count in zip(self.by_rank(), counts, strict=True):
@@ -89,11 +98,15 @@ class Joined(NamedTuple):
 
 
 def _first(collective: Ints) -> Ints:
+    """Index of the first row of each collective."""
     return np.flatnonzero(np.diff(collective, prepend=-1))
 
 
 def join(ranks: Sequence[Calls]) -> Joined:
-    """Match the n-th calls of each key: all ranks of a group issue them in the same order."""
+    """Match collectives across ranks: the n-th calls with the same key are one collective.
+
+    All ranks of a group issue its collectives in the same order.
+    """
     numbers: dict[tuple[str, int], int] = {}
     collective: list[int] = []
     for calls in ranks:
@@ -119,7 +132,7 @@ def join(ranks: Sequence[Calls]) -> Joined:
 
 
 def _offsets(collective: Ints, rank: Ints, end: Ints, ranks: int) -> Ints:
-    """Clock offset of each rank, from the fact that a collective ends on all ranks at once.
+    """Nanoseconds to add to the clock of each rank, since a collective ends on all ranks at once.
 
     Ranks that share no collective with the first are aligned through others; a rank that shares
     none keeps its own clock.

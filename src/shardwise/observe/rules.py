@@ -16,6 +16,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def _pattern(text: str) -> str:
+    """Return `text` unchanged; raise ValueError if it is not a regular expression."""
     try:
         re.compile(text)
     except re.error as error:
@@ -31,7 +32,7 @@ class Thresholds(Record):
 
     # A run with a higher compute share has nothing to gain that is worth a verdict.
     compute: Share = 0.97
-    # Targets of your own, shown below the ranks: hidden share of communication, and idle time.
+    # Your own targets, shown below the ranks: hidden share of communication, and idle time.
     overlap: Share | None = None
     idle_ms: Annotated[float, Field(ge=0)] | None = None
     # Causes that cost less than this share of a step are not reported.
@@ -54,5 +55,5 @@ class Rules(Record):
 
 
 def read_rules(path: Path) -> Rules:
-    """Read a rules file."""
+    """Read a TOML file of rules; raise SpecError if it is invalid."""
     return Rules.read(read_toml(path, "rules"), "rules")

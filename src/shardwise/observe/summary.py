@@ -18,7 +18,10 @@ _MIN_BYTES_FOR_PROCESSES = 20_000_000
 
 
 class Summary(NamedTuple):
-    """One or more ranks of a run; `joined` is None where no collective could be matched."""
+    """The ranks of a run, ordered by number.
+
+    `joined` is None for a single rank, or if no collective could be matched across ranks.
+    """
 
     ranks: list[RankSummary]
     joined: Joined | None
@@ -32,7 +35,7 @@ def summarise(
     cache: Path | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Summary:
-    """Read traces in parallel, keeping only the summary of each.
+    """Read traces in parallel, keeping only the summary of each; raise SpecError with all problems.
 
     `timelines` keeps their timelines too; `progress` is called with the number of traces read.
     """
@@ -66,6 +69,7 @@ def _read(
 def _each(
     read: Callable[[Path], RankSummary | list[str]], paths: list[Path]
 ) -> Iterator[RankSummary | list[str]]:
+    """Apply `read` to each path, in several processes if the files are large."""
     workers = min(len(paths), os.cpu_count() or 1)
     if workers < 2 or sum(map(_size, paths)) < _MIN_BYTES_FOR_PROCESSES:
         yield from map(read, paths)
@@ -81,6 +85,7 @@ def _each(
 
 
 def _size(path: Path) -> int:
+    """Bytes of a file; 0 if it cannot be read."""
     try:
         return path.stat().st_size
     except OSError:
@@ -88,10 +93,12 @@ def _size(path: Path) -> int:
 
 
 def _order(rank: RankSummary) -> tuple[int, str]:
+    """Key that sorts ranks by number, then files without a rank by path."""
     return (rank.rank if rank.rank is not None else 2**31, str(rank.path))
 
 
 def _check_ranks(ranks: list[RankSummary]) -> None:
+    """Raise SpecError if two traces are of the same rank."""
     seen = [r.rank for r in ranks if r.rank is not None]
     if len(set(seen)) < len(seen):
         twice = sorted({rank for rank in seen if seen.count(rank) > 1})

@@ -1,1 +1,1 @@
-"""Search for the best configuration, explain it, and ask what would change it."""
+"""Which configuration to run, why, and what would change it."""

@@ -1,4 +1,4 @@
-"""The same job trained in another way, where it does not fit or leaves little memory free.
+"""Alternatives for a job that does not fit or leaves little memory free.
 
 Smaller optimizer states, adapters, and states in host memory, each with its predicted speed.
 """
@@ -22,13 +22,16 @@ from shardwise.spec.model import ModelSpec
 from shardwise.spec.optimizer import SMALLER, Optimizer
 from shardwise.spec.record import SpecError
 
-# Saving memory is worth a line from this share of the needed memory on.
+# An alternative must save at least this share of the needed memory to be shown.
 MIN_SAVED = 0.05
 ADAPTERS = ("lora:16", "qlora:16")
 
 
 def alternatives(problem: Problem, space: Space, winner: Candidate | None) -> list[Alternative]:
-    """Other ways to train that fit, the fastest first; each is searched anew."""
+    """Alternatives that fit, the fastest first; each is the best of its own search.
+
+    With a winner, only those that need clearly less memory or are clearly faster.
+    """
     found = [
         *_with_smaller_states(problem, space, winner),
         *_with_adapters(problem, space, winner),
@@ -44,7 +47,7 @@ def alternatives(problem: Problem, space: Space, winner: Candidate | None) -> li
 def same_with_smaller_states(
     problem: Problem, units: Units, space: Space, winner: Candidate
 ) -> Iterator[Alternative]:
-    """The winner itself with smaller states, where states are the most of its memory."""
+    """The winner with smaller optimizer states, if states are its largest memory term."""
     optimizer = _smaller(problem, space)
     if optimizer is None or _largest_term(problem, units, winner) != "optimizer":
         return
@@ -59,6 +62,7 @@ def same_with_smaller_states(
 def _with_smaller_states(
     problem: Problem, space: Space, winner: Candidate | None
 ) -> Iterator[Alternative]:
+    """The best configuration with smaller optimizer states, if one fits."""
     optimizer = _smaller(problem, space)
     if optimizer is None:
         return
@@ -69,6 +73,7 @@ def _with_smaller_states(
 
 
 def _smaller(problem: Problem, space: Space) -> Optimizer | None:
+    """The variant of the job's optimizer with smaller states; None if there is none."""
     optimizer = SMALLER.get(problem.job.optimizer)
     if optimizer is None or (space.has_optimizer and not space.has_optimizer(optimizer)):
         return None
@@ -78,7 +83,8 @@ def _smaller(problem: Problem, space: Space) -> Optimizer | None:
 def _with_adapters(
     problem: Problem, space: Space, winner: Candidate | None
 ) -> Iterator[Alternative]:
-    # Other models would be traced once more, which takes seconds.
+    """The best configuration with each adapter, if one fits."""
+    # A model that is not a ModelSpec would be traced again, which takes seconds.
     if problem.model.adapter is not None or not isinstance(problem.model, ModelSpec):
         return
     for text in ADAPTERS:
@@ -93,6 +99,7 @@ def _with_adapters(
 
 
 def _offloaded(problem: Problem, space: Space, winner: Candidate | None) -> Iterator[Alternative]:
+    """The best configuration with states in host memory, if one fits; none on CPUs."""
     if problem.cluster.device.is_cpu:
         return
     best = _best(problem, space._replace(offload=True))
@@ -104,10 +111,11 @@ def _offloaded(problem: Problem, space: Space, winner: Candidate | None) -> Iter
 
 
 def _best(problem: Problem, space: Space) -> Candidate | None:
+    """The choice of a quick search; None if no configuration fits or the input is invalid."""
     try:
         return Search(problem, space.quick()).run().best()
     except SpecError:
-        # Models with adapters are not divided, and the batch may need that.
+        # Adapters exclude tensor and context parallelism, which the batch may need.
         return None
 
 
@@ -131,6 +139,7 @@ def _alternative(
 
 
 def _largest_term(problem: Problem, units: Units, winner: Candidate) -> str:
+    """Name of the largest memory term at the winner's peak."""
     columns = Configurations.of([winner.strategy])
     memory = predict_memory(units.of(winner.strategy), columns, problem.job.optimizer)
     terms = memory.terms_at_peak()

@@ -1,7 +1,7 @@
-"""The micro-batches and accumulation steps that make a step's batch.
+"""The micro-batches and accumulation steps to try.
 
-Every micro-batch is a choice. With a global batch, accumulation follows from it, and a step may
-differ from what was asked by a stated tolerance: 500 sequences on 16 devices are 31.25 each, which
+With a global batch, accumulation follows from the micro-batch, and the batch of a step may differ
+from the requested one by a stated tolerance: 500 sequences on 16 devices are 31.25 each, which
 31 × 1 and 8 × 4 both come close to.
 """
 
@@ -18,27 +18,27 @@ from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
 from shardwise.spec.record import SpecError
 
-# How far a step may be from the global batch that was asked for, as a share of it.
+# How far a step's batch may be from the requested global batch, as a share of the latter.
 BATCH_TOLERANCE = 0.05
-# Where no batch is exact, those so close to it count as equally close.
+# If no batch is exact, all within this share of the request count as equally close.
 SAME_BATCH = 0.02
 # The largest batch of published dense runs, in tokens (Llama 3 405B, 16 Mi); beyond the critical
 # batch size, more tokens per step no longer save steps.
 LARGE_BATCH = 2**24
-# What nobody asked for stays within usual practice. Without a global batch a step has at most 4 Mi
-# tokens, the batch of Llama 2, the first of Llama 3, and as much as three of four published
-# measurements have (measured runs of docs/accuracy.md); a micro-batch has at most 64 Ki tokens, as
-# much as 95 % of them, and is a power of two or half as much again.
+# Without a global batch, batches stay within usual practice. A step has at most 4 Mi tokens: the
+# batch of Llama 2, the first of Llama 3, and the most in three of four published measurements
+# (measured runs of docs/accuracy.md). A micro-batch has at most 64 Ki tokens, the most in 95 % of
+# them, and is a power of two or one and a half times one.
 USUAL_BATCH = 2**22
 USUAL_MICRO_BATCH = 2**16
 LARGEST_MICRO_BATCH = 4096
 LARGEST_ACCUMULATION = 2**20
-# The least share of one sequence per device that is rounded up to one.
+# From this share of a sequence per device on, a batch is rounded up to one sequence per device.
 LEAST_SEQUENCES = 0.75
 
 
 class UnevenBatchError(SpecError):
-    """No batch near the global batch divides over the devices; `neighbours` do, in tokens."""
+    """No batch near the global batch divides over the devices; `neighbours` (tokens) would."""
 
     def __init__(self, job: Job, cluster: ClusterSpec) -> None:
         self.neighbours = neighbours(job, cluster)
@@ -51,25 +51,26 @@ class UnevenBatchError(SpecError):
 
 
 class Batch(NamedTuple):
-    """Sequences per device at a time, how often per step, and the distance from what was asked."""
+    """Micro-batch in sequences per device, accumulation steps, and deviation from the request."""
 
     micro_batch: int
     accumulate: int
-    # |tokens per step / tokens asked for - 1|; 0 where nothing was asked for.
+    # |tokens per step / requested tokens - 1|; 0 without a requested global batch.
     deviation: float = 0.0
 
 
 def sequences_wanted(job: Job, cluster: ClusterSpec) -> float | None:
-    """Sequences per device and step that make the global batch; None where none is given."""
+    """Sequences per device and step in the global batch, not rounded; None without one."""
     if job.global_batch is None:
         return None
     return job.global_batch / (job.seq_len * cluster.devices)
 
 
 def distance(sequences: Floats | Ints, groups: Ints | int, job: Job) -> Floats:
-    """How far batches are from the one wanted, as a share of it: 0 counts as what was asked for.
+    """Relative distance of batches from the requested one: |sequences / requested - 1|.
 
-    `sequences` are those of each of so many `groups` that see different ones.
+    0 without a request, and within SAME_BATCH if no exact batch is possible. `sequences` is per
+    data-parallel rank and step, `groups` the number of data-parallel ranks.
     """
     if job.global_batch is None:
         return np.zeros(len(sequences))
@@ -85,10 +86,10 @@ def batches(
     micro_batches: Sequence[int] | None = None,
     tolerance: float = BATCH_TOLERANCE,
 ) -> list[Batch]:
-    """Every micro-batch, with the accumulation that comes closest to the global batch.
+    """Every micro-batch to try, with the accumulation that comes closest to the global batch.
 
-    Those within the tolerance are kept, with a tolerance of 0 the exact ones; where there are none,
-    UnevenBatchError names the nearest.
+    Only batches within the tolerance are kept; a tolerance of 0 keeps the exact ones. Raises
+    UnevenBatchError if there are none, and SpecError if devices get less than one sequence.
     """
     wanted = sequences_wanted(job, cluster)
     if wanted is None:
@@ -116,7 +117,7 @@ def batches(
 
 
 def usual_sizes(job: Job, cluster: ClusterSpec) -> list[int]:
-    """The micro-batches to try where no batch is asked for."""
+    """The micro-batches to try without a requested batch, in sequences per device."""
     tokens = min(USUAL_MICRO_BATCH, USUAL_BATCH // cluster.devices)
     most = min(tokens // job.seq_len, LARGEST_MICRO_BATCH)
     return [size for size in range(1, most + 1) if is_round(size)] or [1]
@@ -129,12 +130,13 @@ def is_round(size: int) -> bool:
 
 
 def _closest(size: int, wanted: float) -> Batch:
+    """The batch of a micro-batch whose accumulation comes closest to `wanted` sequences."""
     steps = max(1, math.floor(wanted / size + 0.5))
     return Batch(size, steps, abs(size * steps / wanted - 1))
 
 
 def neighbours(job: Job, cluster: ClusterSpec) -> tuple[int, ...]:
-    """The batches in tokens next to the global batch that divide evenly; none without one."""
+    """The batches in tokens next to the global batch that divide evenly; empty without one."""
     wanted = sequences_wanted(job, cluster)
     if wanted is None:
         return ()
@@ -146,7 +148,7 @@ def neighbours(job: Job, cluster: ClusterSpec) -> tuple[int, ...]:
 def coarse(sizes: Sequence[Batch], asked: bool) -> list[Batch]:
     """A few batches to search first: two per doubling of the micro-batch, the closest and roundest.
 
-    Where a global batch is `asked` for, every micro-batch that divides it is among them.
+    If a global batch was `asked` for, the batches closest to it are always included.
     """
     closest = min(size.deviation for size in sizes)
     kept = {size for size in sizes if asked and size.deviation <= closest + 1e-9}
@@ -160,12 +162,12 @@ def coarse(sizes: Sequence[Batch], asked: bool) -> list[Batch]:
 
 
 def between(sizes: Sequence[Batch], low: int, high: int, most: int) -> list[Batch]:
-    """At most so many batches whose micro-batch lies between two, the roundest first."""
+    """At most `most` batches with a micro-batch between `low` and `high`, the best rank first."""
     inside = [size for size in sizes if low < size.micro_batch < high]
     return sorted(inside, key=_rank)[:most]
 
 
 def _rank(size: Batch) -> tuple[float, int, int]:
-    """Close to what was asked, then divisible by a high power of two, then small."""
+    """Sort key of batches: close to the request, divisible by a high power of two, small."""
     power = size.micro_batch & -size.micro_batch
     return round(size.deviation, 2), -power, size.micro_batch

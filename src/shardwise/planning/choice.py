@@ -1,7 +1,7 @@
 """Which configuration to recommend among those that fit.
 
-What lies within the error of comparison is equal; among equals the one with more headroom, then the
-simpler.
+Configurations whose speeds differ by less than the comparison error count as equally fast. Among
+these, the one with more headroom is recommended, then the simpler one.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from shardwise.spec.cluster import DeviceSpec
 from shardwise.spec.strategy import Kind, Strategy
 from shardwise.step.profile import Verdict
 
-# Headroom counts up to this share of the usable memory; more of it is no better.
+# Headroom counts up to this share of the usable memory; more headroom is not preferred.
 WANTED_HEADROOM = 0.1
-# Relative differences below this read as equal on a screen. None of the equals is recommended that
-# is slower than another by more and larger as well.
+# Relative differences below this are not visible on a screen. A configuration that is slower by
+# more than this and needs more memory is not recommended, even if it counts as equally fast.
 VISIBLE = 0.005
-# Ranks of groups that are a part of a node come after those of all others.
+# Added to the rank of sharding groups smaller than a node, so that they come last.
 PART_OF_NODE = 2**40
 # Lower-memory options differ by at least this share of the usable memory.
 MEMORY_STEP = 0.05
 
 
 class Nearest(NamedTuple):
-    """The configuration of a layout that takes the least memory."""
+    """The configuration of a layout that needs the least memory, in bytes per device."""
 
     strategy: Strategy
     peak_bytes: float
@@ -42,13 +42,17 @@ class Nearest(NamedTuple):
         return Layout.of(self.strategy)
 
     def verdict(self, device: DeviceSpec) -> Verdict:
-        """Whether it fits, as an estimate judges it."""
+        """The verdict on this configuration's memory, as in `estimate`."""
         pooled = round(self.needed_bytes - self.peak_bytes)
         return verdict(round(self.peak_bytes), device, pooled)
 
 
 class Found(NamedTuple):
-    """The outcome of a search."""
+    """The outcome of a search: its priced rows, and which of them to recommend.
+
+    `nearest` is the configuration with the least memory of each layout. `considered` and `fitting`
+    count configurations; `limit_bytes` is the usable memory of a device.
+    """
 
     table: Table
     nearest: dict[Layout, Nearest]
@@ -60,15 +64,15 @@ class Found(NamedTuple):
     def best(
         self, layout: Layout | None = None, *, kind: Kind | None = None, memory: float = 1.0
     ) -> Candidate | None:
-        """The choice among all rows, or among those of one layout or kind.
+        """The recommended configuration of all rows, or of one layout or kind; None if none fits.
 
-        `memory` is what it may take, as a multiple of the usable memory.
+        `memory` is how much memory it may need, as a multiple of the usable memory.
         """
         rows = self._rows(layout, kind, memory)
         return self.table.candidate(self._choice(rows, memory)) if len(rows) else None
 
     def _choice(self, rows: Ints, memory: float = 1.0) -> int:
-        """The rule: the closest batch, headroom, then simplicity among what is equally fast."""
+        """The row to recommend: of equally fast rows, by closest batch, headroom and simplicity."""
         columns = self.table.columns
         equal = self._equally_fast(rows)
         rows, equal = (self._closest(which, equal) for which in (rows, equal))
@@ -77,9 +81,10 @@ class Found(NamedTuple):
         return self._simplest(self._undominated(self._equally_fast(rows)))
 
     def _closest(self, rows: Ints, equal: Ints) -> Ints:
-        """The rows with the closest batch of the equals of their degrees.
+        """The rows whose batch is as close to the request as the closest of the `equal` rows.
 
-        No batch that is near enough is worth tensor or context parallelism to come nearer.
+        Only rows with the same number of devices per sequence are compared: a closer batch is no
+        reason to use more tensor or context parallelism.
         """
         away, inner = self.table.columns.distance, self._inner
         closest = np.full(int(inner.max()) + 1, -1.0)
@@ -90,26 +95,27 @@ class Found(NamedTuple):
 
     @property
     def _inner(self) -> Ints:
-        """How many devices share sequences, by row."""
+        """Number of devices that share a sequence (tensor × context degree), by row."""
         inner: Ints = np.asarray([one.mesh.inner for one in self.table.layouts], dtype=np.int64)
         return inner[self.table.columns.layout]
 
     def _equally_fast(self, rows: Ints) -> Ints:
-        """The rows within the error of comparison of their fastest."""
+        """The rows whose speed is within the comparison error of the fastest of `rows`."""
         speed = self.table.columns.tokens_per_s[rows]
         equal: Ints = rows[speed >= (1 - comparison_error()) * speed.max()]
         return equal
 
     def _headroom(self, needed: Floats, memory: float = 1.0) -> Floats:
-        """The free share of the usable memory, in whole percent, up to what is wanted."""
+        """Free share of the usable memory, rounded down to a percent, at most WANTED_HEADROOM."""
         usable = self.limit_bytes * max(memory, 1.0)
         free: Floats = np.floor(100 * (1 - needed / usable)) / 100
         return np.minimum(free, WANTED_HEADROOM)
 
     def _undominated(self, rows: Ints) -> Ints:
-        """The rows without those that another of the same degrees beats in speed and in memory.
+        """The rows that no other row beats both in speed and in memory.
 
-        Not of other degrees: no little of both is worth tensor or context parallelism.
+        Only rows with the same number of devices per sequence are compared: a small gain in both is
+        no reason to use more tensor or context parallelism.
         """
         columns, inner = self.table.columns, self._inner[rows]
         kept = []
@@ -121,14 +127,14 @@ class Found(NamedTuple):
         return np.concatenate(kept)
 
     def _simplest(self, rows: Ints) -> int:
-        """The fastest of the simplest rows; of those as fast, that of the smallest group.
+        """The index of the fastest of the simplest rows; of equally fast ones, the smallest groups.
 
-        Fewer devices that share sequences are simpler, and groups of whole nodes come first.
+        Fewer devices per sequence are simpler, and groups of full nodes come first.
         """
         columns, layouts = self.table.columns, self.table.layouts
         ranks = np.asarray([group_rank(one, self.devices_per_node) for one in layouts])
         ranks, inner = ranks[columns.layout[rows]], self._inner[rows]
-        # Groups inside a node are one more thing to know.
+        # Groups smaller than a node make a configuration less simple.
         complexity = columns.complexity[rows] + (ranks >= PART_OF_NODE)
         first = np.lexsort((inner, complexity))[0]
         simple = (complexity == complexity[first]) & (inner == inner[first])
@@ -138,7 +144,7 @@ class Found(NamedTuple):
         return int(rows[fastest][order[0]])
 
     def headroom(self, candidate: Candidate) -> float:
-        """The free share of the usable memory that counts for a candidate."""
+        """A candidate's free share of the usable memory, at most WANTED_HEADROOM."""
         return float(self._headroom(np.asarray([candidate.needed_bytes]))[0])
 
     def is_tight(self, candidate: Candidate) -> bool:
@@ -146,14 +152,17 @@ class Found(NamedTuple):
         return self.headroom(candidate) < WANTED_HEADROOM
 
     def fastest(self, memory: float = 1.0) -> Candidate | None:
-        """The fastest row, whatever its headroom, simplicity or batch."""
+        """The fastest configuration that fits, whatever its headroom, simplicity or batch.
+
+        `memory` is how much memory it may need, as a multiple of the usable memory.
+        """
         rows = self._rows(None, None, memory)
         if not len(rows):
             return None
         return self.table.candidate(int(rows[self.table.columns.tokens_per_s[rows].argmax()]))
 
     def smallest(self, at_least: float) -> Candidate | None:
-        """The one that takes the least memory of those with at least this many tokens/s."""
+        """The configuration with the least memory of those with at least `at_least` tokens/s."""
         columns = self.table.columns
         rows = self._rows(None, None, 1.0)
         rows = rows[columns.tokens_per_s[rows] >= at_least]
@@ -165,11 +174,11 @@ class Found(NamedTuple):
         return self.table.candidate(int(rows[order[0]]))
 
     def lower_memory(self, winner: Candidate, most: int = 3) -> list[Candidate]:
-        """The choice with less memory than the winner, with less than that, and so on down."""
+        """Up to `most` recommended configurations with less and less memory than the winner."""
         found: list[Candidate] = []
         needed = winner.needed_bytes
         while len(found) < most and self.limit_bytes:
-            # Steps of a few percent of the device, so that neighbours differ in earnest.
+            # Each step is at least a few percent of the usable memory, so that options differ.
             memory = min(needed / self.limit_bytes - MEMORY_STEP, 0.85 * needed / self.limit_bytes)
             rows = self._rows(None, None, memory)
             if not len(rows):
@@ -179,21 +188,22 @@ class Found(NamedTuple):
         return found
 
     def layouts(self) -> list[Candidate]:
-        """The best of every layout of which something fits, the fastest first."""
+        """The best configuration of each layout that fits, the fastest first."""
         each = (self.best(layout) for layout in self.table.layouts)
         return sorted((c for c in each if c), key=lambda c: -c.tokens_per_s)
 
     def rejected(self) -> list[Nearest]:
-        """The layouts without a configuration that fits, the closest first."""
+        """For each layout that does not fit, its least memory configuration, the closest first."""
         misses = [n for n in self.nearest.values() if n.needed_bytes > self.limit_bytes]
         return sorted(misses, key=lambda n: n.needed_bytes)
 
     def nearest_of(self, kind: Kind) -> Nearest | None:
-        """The configuration of a kind that takes the least memory."""
+        """The configuration of a kind that needs the least memory; None if none was priced."""
         found = [n for n in self.nearest.values() if n.layout.kind == kind]
         return min(found, key=lambda n: n.needed_bytes) if found else None
 
     def _rows(self, layout: Layout | None, kind: Kind | None, memory: float) -> Ints:
+        """Indices of the rows of a layout and kind (None: any) that fit in `memory` × usable."""
         columns = self.table.columns
         wanted = [
             (layout is None or one == layout) and (kind is None or one.kind == kind)
@@ -205,7 +215,7 @@ class Found(NamedTuple):
 
 
 def group_rank(layout: Layout, devices_per_node: int) -> int:
-    """Orders groups: whole nodes first, the smaller the better, then parts of a node."""
+    """Sort key of sharding groups: full nodes first, the smallest first, then parts of a node."""
     shard = layout.mesh.shard
     whole = shard >= devices_per_node or shard == 1
     return shard if whole else 2 * PART_OF_NODE - shard

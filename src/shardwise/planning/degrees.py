@@ -1,7 +1,7 @@
-"""Degrees of tensor and context parallelism that a plan may choose, and how far each can get.
+"""Degrees of tensor and context parallelism that a plan may choose, and a bound on their speed.
 
-Both make groups of devices that work on the same sequences. The rest of a plan sees a group as one
-device: a smaller cluster whose devices are groups.
+Both form groups of devices that work on the same sequences. The rest of a plan treats each group as
+one device of a smaller cluster.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from shardwise.spec.strategy import Strategy
 from shardwise.units.division import Division, problems_of_division
 from shardwise.units.unit import ModelUnits
 
-# A part of a sequence with fewer tokens than this keeps no device busy.
+# The least tokens of a sequence per device; fewer would not keep a device busy.
 LEAST_TOKENS = 512
-# From this length on, dividing sequences is as usual as dividing matrices.
+# From this length on, context parallelism is as usual as tensor parallelism.
 LONG_SEQUENCE = 2**14
 
 
 def degrees(problem: Problem, space: Space) -> list[Degrees]:
-    """Every pair that divides the cluster and the model, the simplest first.
+    """Every pair of tensor and context degrees possible for cluster and model, the smallest first.
 
-    A tensor group stays inside a node.
+    Degrees are powers of two, and a tensor group stays inside a node. Only WHOLE for a model with
+    an adapter, or one that is not a ModelSpec.
     """
     cluster, model = problem.cluster, problem.model
     if not isinstance(model, ModelSpec) or model.adapter is not None:
@@ -53,17 +54,21 @@ def degrees(problem: Problem, space: Space) -> list[Degrees]:
 
 
 def is_last_resort(pair: Degrees, problem: Problem) -> bool:
-    """Whether a pair divides sequences that are not long."""
+    """Whether a pair uses context parallelism although sequences are shorter than LONG_SEQUENCE."""
     return pair.context > 1 and problem.job.seq_len < LONG_SEQUENCE
 
 
 def _through_host(pair: Degrees, problem: Problem) -> bool:
-    """Whether every layer would wait for copies through host memory, and no length asks for it."""
+    """Whether collectives inside blocks would go through host memory without a need for them.
+
+    That is on devices without peer-to-peer copies; long sequences need context parallelism.
+    """
     short = problem.job.seq_len < LONG_SEQUENCE
     return not problem.cluster.device.p2p and (pair.tensor > 1 or (pair.context > 1 and short))
 
 
 def _possible(pair: Degrees, problem: Problem, model: ModelSpec) -> bool:
+    """Whether a pair divides the cluster's devices, the sequence and the model."""
     seq_len, cluster = problem.job.seq_len, problem.cluster
     if cluster.devices % pair.inner or (pair.context > 1 and seq_len < LEAST_TOKENS * pair.inner):
         return False
@@ -77,7 +82,7 @@ def _powers(most: int) -> list[int]:
 
 
 def of_groups(cluster: ClusterSpec, inner: int) -> ClusterSpec:
-    """The cluster with a group of `inner` devices in place of each device."""
+    """A smaller cluster in which each device stands for a group of `inner` devices."""
     if inner == 1:
         return cluster
     per_node = cluster.devices_per_node
@@ -87,7 +92,7 @@ def of_groups(cluster: ClusterSpec, inner: int) -> ClusterSpec:
 
 
 def least_seconds(problem: Problem, units: ModelUnits, strategy: Strategy) -> float:
-    """A micro-batch takes no less: compute, and the collectives inside blocks."""
+    """Lower bound of the seconds of a micro-batch: compute, and collectives inside blocks."""
     k = coefficients_for(problem.cluster)
     hardware = hardware_of(problem.cluster, strategy.param_dtype)
     assert k is not None, "checked before the search"

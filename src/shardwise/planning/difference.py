@@ -11,14 +11,15 @@ from shardwise.predict.configurations import Configurations
 from shardwise.predict.work import predict_work
 from shardwise.spec.strategy import Strategy
 
-# Compute per token that differs by less than this is the same.
+# Relative differences in compute per token below this are ignored.
 SAME_COMPUTE = 0.005
 
 
 class Difference(NamedTuple):
-    """What another value changes. Of what helps or hurts, only what goes the way MFU went is named.
+    """What changed between two points of a what-if.
 
-    Fields are None where nothing changed; pairs are before and after.
+    Causes (recompute, exposed, contention) are named only if they explain the change of MFU: a cost
+    that fell if MFU rose, or rose if MFU fell; else None. Pairs are (before, after).
     """
 
     # tokens/s after over before.
@@ -39,7 +40,7 @@ class Difference(NamedTuple):
 
 
 def difference(before: Point, after: Point) -> Difference | None:
-    """None if no configuration fits at one of the points."""
+    """The difference between two points; None if no configuration fits at one of them."""
     one, other = before.candidate, after.candidate
     if one is None or other is None or before.mfu is None or after.mfu is None:
         return None
@@ -72,13 +73,14 @@ def difference(before: Point, after: Point) -> Difference | None:
 
 
 def _direction(before: float, after: float, better: bool) -> Literal["more", "less"] | None:
-    """How a cost changed; None where it went against the total."""
+    """Whether a cost rose or fell; None if that does not explain whether MFU got better."""
     if before == after or (after < before) != better:
         return None
     return "less" if after < before else "more"
 
 
 def _compute_per_token(point: Point, candidate: Candidate) -> float:
+    """Seconds of compute per step and device, divided by all tokens of the step."""
     return candidate.compute_s / point.problem.job.tokens_per_step(candidate.strategy)
 
 

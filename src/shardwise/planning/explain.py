@@ -54,20 +54,20 @@ from shardwise.predict.program.sizes import Sizes
 from shardwise.predict.rates import comparison_error
 from shardwise.spec.strategy import Strategy
 
-# Settings that tell two configurations apart besides their layout, and their usual values.
+# Settings named when two configurations are compared, besides their layout; and usual values.
 SETTINGS: tuple[Setting, ...] = (
     *("recompute", "micro_batch"),
     *("prefetch", "forward_prefetch", "blocks_per_unit", "grad_sync", "reshard_after_forward"),
     "loss",
 )
 USUAL: dict[Setting, int] = {"prefetch": 1, "forward_prefetch": 0, "blocks_per_unit": 1}
-# Padding below this share is no reason for anything.
+# Padding below this share is not reported.
 MIN_PADDING = 0.05
-# Memory below this share of what is usable is not worth a sentence.
+# Saved memory below this share of the usable memory is not reported.
 MIN_SAVED = 0.01
-# Throughputs closer than this read as equal.
+# Throughputs that differ by less than this share are shown as equal.
 MIN_DIFFERENCE = 0.0005
-# A larger micro-batch has to gain this much to be explained.
+# The gain of a larger micro-batch is reported from this share on.
 MIN_MICRO_BATCH_GAIN = 0.005
 
 
@@ -78,10 +78,11 @@ def reasons(
     by_speed: bool = True,
     crossovers: bool = True,
 ) -> list[Reason]:
-    """The reasons from the layout to the batch.
+    """The reasons for the winner: layout, crossovers, recompute, loss, split root, batch.
 
-    `by_speed` is false where the objective is not throughput: then a faster one lost to that.
-    `crossovers` are the networks at which the layout changes; they take a third of a plan's time.
+    They are in this order. `by_speed` is false if the objective is not throughput: then faster
+    layouts lost to the objective, and there are no crossovers. `crossovers` adds the bandwidths at
+    which the layout would change; finding them takes a third of a plan's time.
     """
     problem, units = search.problem, search.units
     layout = list(_layout(search, found, winner, by_speed))
@@ -98,17 +99,19 @@ def reasons(
 
 
 def _lost_to_objective(reason: Reason) -> Reason:
+    """The reason, with the objective as what decided against a faster layout."""
     if isinstance(reason, Compared) and reason.decided_by is not None:
         return replace(reason, decided_by="objective")
     return reason
 
 
 def relative(other: Candidate, winner: Candidate) -> float:
-    """Throughput of another relative to the winner: -0.1 is 10 % slower."""
+    """Throughput of another candidate relative to the winner: -0.1 is 10 % slower."""
     return other.tokens_per_s / winner.tokens_per_s - 1
 
 
 def _layout(search: Search, found: Found, winner: Candidate, by_speed: bool) -> Iterator[Reason]:
+    """Reasons for the winner's layout, compared with other kinds, degrees and groups."""
     layout = winner.layout
     if layout.kind == "single":
         yield SingleDevice()
@@ -141,13 +144,13 @@ def _layout(search: Search, found: Found, winner: Candidate, by_speed: bool) -> 
 
 
 def _same_degrees(one: Candidate, other: Candidate) -> bool:
-    """Whether both divide sequences and matrices alike."""
+    """Whether both have the same tensor and context degrees."""
     first, second = one.strategy, other.strategy
     return (first.tensor, first.context) == (second.tensor, second.context)
 
 
 def _divided(search: Search, found: Found, winner: Candidate, by_speed: bool) -> Iterator[Reason]:
-    """Why devices share sequences."""
+    """Why the winner uses tensor or context parallelism, and the best other degrees."""
     strategy, problem = winner.strategy, search.problem
     undivided = next((c for c in found.layouts() if not c.layout.is_divided), None)
     nearest = [n.needed_bytes for one, n in found.nearest.items() if not one.is_divided]
@@ -176,13 +179,14 @@ def _divided(search: Search, found: Found, winner: Candidate, by_speed: bool) ->
 
 
 def _share(seconds: Floats, winner: Candidate) -> float:
+    """Seconds as a share of the winner's step."""
     return float(seconds[0]) / winner.step_s
 
 
 def _rival(
     search: Search, found: Found, winner: Candidate, layout: Layout, difference: Difference
 ) -> Iterator[Reason]:
-    """How another layout compares, or that it does not fit."""
+    """How another layout compares with the winner, or that this layout does not fit."""
     best, nearest = found.best(layout), found.nearest.get(layout)
     if best is not None:
         yield _compared(search, found, difference, best, winner)
@@ -198,7 +202,7 @@ def _rival(
 def _compared(
     search: Search, found: Found, difference: Difference, other: Candidate, winner: Candidate
 ) -> Compared:
-    """Another layout, the settings it has and the winner has not, and what decided."""
+    """Another layout compared with the winner: speed, settings that differ, and what decided."""
     throughput = relative(other, winner)
     own = {name: getattr(winner.strategy, name) for name in SETTINGS}
     differing = tuple(n for n in SETTINGS if getattr(other.strategy, n) != own[n])
@@ -229,7 +233,7 @@ def _compared(
 
 
 def _decided_by(search: Search, found: Found, other: Candidate, winner: Candidate) -> DecidedBy:
-    """Which part of the rule decided against a faster one."""
+    """Which part of the choice rule decided against `other`, which is faster than the winner."""
     sequences = [c.strategy.micro_batch * c.strategy.accumulate for c in (other, winner)]
     groups = np.asarray([c.strategy.data_parallel for c in (other, winner)])
     away = distance(np.asarray(sequences), groups, search.problem.job)
@@ -249,12 +253,12 @@ def _decided_by(search: Search, found: Found, other: Candidate, winner: Candidat
         return "fewer devices per sequence"
     if other.needed_bytes <= winner.needed_bytes:
         return "smaller groups"
-    # One as simple lost to a third that is faster and smaller.
+    # A third configuration, as simple, was faster and smaller than `other`.
     return "memory"
 
 
 def _groups(search: Search, found: Found, winner: Candidate, by_speed: bool) -> Iterator[Reason]:
-    """Why the shards are spread as they are, and the network at which that changes."""
+    """Why states are sharded over groups or over all devices; nothing on a single node."""
     layout, cluster = winner.layout, search.problem.cluster
     if cluster.nodes == 1 or cluster.network is None:
         return
@@ -267,7 +271,7 @@ def _groups(search: Search, found: Found, winner: Candidate, by_speed: bool) -> 
             yield from _rival(search, found, winner, layout.over_all_devices(), "over all devices")
     else:
         rivals = [c for c in alike if c.strategy.hybrid]
-        # Groups of one node differ most; those near to all devices are the same thing.
+        # Groups of one node differ most from sharding over all devices.
         node = cluster.devices_per_node
         smallest = min(rivals, key=lambda c: group_rank(c.layout, node), default=None)
         if smallest is not None:
@@ -275,7 +279,7 @@ def _groups(search: Search, found: Found, winner: Candidate, by_speed: bool) -> 
 
 
 def _crossovers(search: Search, winner: Candidate) -> Iterator[Reason]:
-    """The networks at which other degrees, or shards over other groups, would be chosen."""
+    """The bandwidths at which other degrees, or other sharding groups, would be chosen."""
     layout, cluster = winner.layout, search.problem.cluster
     turn = link_crossover(search, winner) if layout.is_divided else None
     if turn is not None:
@@ -293,12 +297,15 @@ def _crossovers(search: Search, winner: Candidate) -> Iterator[Reason]:
 
 
 def _rounded(rate: float) -> float:
-    """Two digits, in bits: the precision a crossover has."""
+    """A rate in bytes/s, rounded to two digits in bits/s: the precision of a crossover."""
     return float(f"{rate * 8:.2g}") / 8
 
 
 def padding(search: Search, strategy: Strategy) -> Iterator[Reason]:
-    """Tensors with fewer rows than devices are padded; experts stored as rows most of all."""
+    """The share of padding in sharded memory, if it is at least MIN_PADDING.
+
+    Tensors with fewer rows than devices are padded, such as experts stored as rows.
+    """
     units, mesh = search.units.of(strategy), strategy.mesh
     devices = mesh.devices // mesh.tensor
     share = 1 - units.numel / sum(unit.padded_numel(devices) for unit in units.units)
@@ -307,6 +314,7 @@ def padding(search: Search, strategy: Strategy) -> Iterator[Reason]:
 
 
 def _recompute(problem: Problem, units: Units, found: Found, winner: Candidate) -> Reason:
+    """Why the winner recomputes and what that costs, or that it does not."""
     strategy = winner.strategy
     if strategy.recompute == "none":
         return NoRecompute()
@@ -321,6 +329,7 @@ def _recompute(problem: Problem, units: Units, found: Found, winner: Candidate) 
 
 
 def _loss(problem: Problem, units: Units, found: Found, winner: Candidate) -> Iterator[Reason]:
+    """The memory that a chunked loss saves, if the winner has one."""
     strategy = winner.strategy
     if strategy.loss == "chunked" and units.can_chunk:
         plain = price_one(problem, units, strategy.but(loss="plain"))
@@ -335,6 +344,7 @@ def _loss(problem: Problem, units: Units, found: Found, winner: Candidate) -> It
 def _split_root(
     problem: Problem, units: Units, found: Found, winner: Candidate
 ) -> Iterator[Reason]:
+    """The memory saved by embedding and head as separate units, if it is worth reporting."""
     if winner.strategy.split_root:
         joined = price_one(problem, units, winner.strategy.but(split_root=False))
         saved = joined.needed_bytes - winner.needed_bytes
@@ -343,6 +353,7 @@ def _split_root(
 
 
 def _batch(search: Search, winner: Candidate) -> Iterator[Reason]:
+    """Reasons for the batch: its factors, the gain of the micro-batch, and limits."""
     problem, units = search.problem, search.units
     strategy, job = winner.strategy, problem.job
     ranks, sequences = strategy.data_parallel, strategy.micro_batch * strategy.accumulate
@@ -375,7 +386,7 @@ def _batch(search: Search, winner: Candidate) -> Iterator[Reason]:
 
 
 def limit_reasons(problem: Problem, winner: Candidate, limits: Limits) -> list[Reason]:
-    """What binds, and what is left."""
+    """Two reasons: what limits the winner, and its slack in memory and network."""
     device, devices = problem.cluster.device, winner.strategy.devices
     here = "link between processes" if device.is_cpu else device.link
     link = "network" if problem.cluster.nodes > 1 else here
@@ -387,7 +398,7 @@ def limit_reasons(problem: Problem, winner: Candidate, limits: Limits) -> list[R
             link=link,
             binding_link=here if limits.link_binds else link,
             devices=devices,
-            # What is left of a step by subtraction can be a rounding error below 0.
+            # The exposed time is a difference and can be slightly negative by rounding.
             waiting_share=max(0.0, winner.exposed_s) / winner.step_s,
             twice_network=limits.twice_network,
             inner_link=here if problem.cluster.nodes > 1 else "",

@@ -9,11 +9,11 @@ from shardwise.spec.strategy import Kind, Strategy
 
 
 class Degrees(NamedTuple):
-    """How many devices divide matrices, and how many divide sequences."""
+    """Degrees of tensor parallelism and of context parallelism."""
 
     tensor: int = 1
     context: int = 1
-    # Where there are too few heads to divide them.
+    # Whether context parallelism uses ring attention, such as with too few heads to divide.
     ring: bool = False
 
     @classmethod
@@ -23,16 +23,16 @@ class Degrees(NamedTuple):
 
     @property
     def inner(self) -> int:
-        """Devices that work on the same sequences."""
+        """Number of devices that work on the same sequences."""
         return self.tensor * self.context
 
     def divides(self, layout: Layout) -> bool:
-        """Whether these are the degrees of a layout."""
+        """Whether a layout has these degrees."""
         return (layout.mesh.tensor, layout.mesh.context) == (self.tensor, self.context)
 
     @property
     def fields(self) -> dict[str, object]:
-        """The same as fields of a strategy; how each is done is the base's, if it can be."""
+        """These degrees as fields of a Strategy; context_method only if it must be ring."""
         ring = {"context_method": "ring"} if self.ring else {}
         return {
             "tensor": self.tensor,
@@ -46,7 +46,7 @@ WHOLE = Degrees()
 
 
 class Layout(NamedTuple):
-    """Where the model states live. Settings such as prefetch or recompute are no part of it."""
+    """Kind of sharding and device mesh. Settings such as prefetch or recompute are not included."""
 
     kind: Kind
     mesh: Mesh
@@ -65,9 +65,9 @@ class Layout(NamedTuple):
         return self.mesh.inner > 1
 
     def as_kind(self, kind: Kind) -> Layout:
-        """The same groups under another kind of sharding."""
+        """The layout with the same device mesh and another kind of sharding."""
         return self._replace(kind=kind)
 
     def over_all_devices(self) -> Layout:
-        """The same kind, sharded over all devices."""
+        """The layout of the same kind without replicas: sharded over all data-parallel devices."""
         return self._replace(mesh=self.mesh._replace(replicate=1, shard=self.mesh.data_parallel))

@@ -23,14 +23,14 @@ Obstacle = Literal["no network", "network needed"]
 
 
 class Target(NamedTuple):
-    """What is to be reached: a share, the seconds of a step, or of training on `tokens`."""
+    """The target: a share (mfu, exposed), or the most seconds of a step or of training `tokens`."""
 
     quantity: Quantity
     value: float
     tokens: float = 0.0
 
     def met(self, point: Point) -> bool:
-        """Whether a point reaches it."""
+        """Whether a point meets the target; false if no configuration fits."""
         candidate = point.candidate
         if candidate is None:
             return False
@@ -44,7 +44,7 @@ class Target(NamedTuple):
 
 
 def parse_target(text: str, tokens: float | None = None) -> Target:
-    """`mfu=45%`, `step=10s`, `exposed=1%`, or `days=30` for a number of tokens."""
+    """Read a target: `mfu=45%`, `step=10s`, `exposed=1%`, or `days=30` to train on `tokens`."""
     name, _, value = text.partition("=")
     try:
         if name in ("mfu", "exposed"):
@@ -70,26 +70,26 @@ def parse_target(text: str, tokens: float | None = None) -> Target:
 
 
 class Least(NamedTuple):
-    """The least value that meets a target; `answer` is None where none does."""
+    """The least value of a quantity that meets a target; `answer` is None if no value does."""
 
     name: str
     target: Target
     answer: Point | None
-    # Every point that was planned, in order; the last rung is the largest value.
+    # Every point that was planned, in order.
     tried: list[Point]
-    # Why the search could not go on, where it is not the target.
+    # What stopped the search, other than the target; None if nothing did.
     obstacle: Obstacle | None = None
 
     @property
     def met(self) -> bool:
-        """Whether the target is reached; with no network to vary, by the cluster as it is."""
+        """Whether the target is met; if there is no network to vary, by the cluster as it is."""
         return self.answer is not None or (
             self.obstacle == "no network" and self.target.met(self.tried[0])
         )
 
     @property
     def best(self) -> Point | None:
-        """The fastest point that was planned."""
+        """The fastest point that was planned; None if no configuration fits at any."""
         fitting = [point for point in self.tried if point.candidate]
         return max(fitting, key=_speed, default=None)
 
@@ -107,6 +107,7 @@ class Least(NamedTuple):
 
 
 def _speed(point: Point) -> float:
+    """Tokens per second at a point; 0 if no configuration fits."""
     return point.candidate.tokens_per_s if point.candidate else 0.0
 
 
@@ -115,7 +116,8 @@ def least(
 ) -> Least:
     """The least network, memory, batch or number of devices for a target.
 
-    `above` is a number of devices or a batch that is known not to be enough.
+    `fixed` is a strategy to use instead of a search. `above` is a number of devices or a batch that
+    is known not to be enough.
     """
     scales = {"network": (1.0, 6400.0, "Gbps"), "memory": (4.0, 2048.0, "GiB")}
     ladders = {"devices": _device_rungs, "global-batch": _batch_rungs}
@@ -125,7 +127,7 @@ def least(
         raise SpecError(f"least: unknown quantity {name[:40]!r}{hint}")
     cluster = problem.cluster
     if name == "network" and cluster.nodes == 1:
-        # Planned like `plan` does, so that both show one figure.
+        # Searched like `plan` does, so that both show the same figure.
         here = point(problem, str(cluster), fixed, Space())
         return Least(name, target, None, [here], "no network")
     points, tried = Points(problem, name, fixed), []
@@ -150,9 +152,9 @@ def least(
 
 
 def devices_for_deadline(problem: Problem, budget: Budget) -> Least | None:
-    """How many more devices of the same kind meet a deadline that the cluster misses.
+    """The least number of devices, more than the cluster has, that meets the budget's deadline.
 
-    None where there is no deadline.
+    None without a deadline.
     """
     if budget.tokens is None or budget.deadline_s is None:
         return None
@@ -161,7 +163,11 @@ def devices_for_deadline(problem: Problem, budget: Budget) -> Least | None:
 
 
 def _climb(meets: Callable[[str], bool], unit: int, rungs: Iterable[int], low: int) -> str | None:
-    """The first rung above `low` that is enough, then the least multiple of `unit` below it."""
+    """The least value above `low` for which `meets` holds, as text; None if no rung is enough.
+
+    First the rungs upwards, then bisection below the first one that is enough: to a multiple of
+    `unit`, or to 2 %.
+    """
     for rung in rungs:
         if rung <= low:
             continue
@@ -180,7 +186,7 @@ def _climb(meets: Callable[[str], bool], unit: int, rungs: Iterable[int], low: i
 
 
 def _device_rungs(problem: Problem) -> tuple[int, Iterable[int]]:
-    """Powers of two within a node, then full nodes."""
+    """Devices per node, and the numbers of devices to try: powers of two in a node, then nodes."""
     size, cluster = node_size(problem.cluster), problem.cluster
     within = [2**power for power in range(20) if 2**power < size]
     if cluster.nodes == 1 and cluster.network is None:
@@ -190,14 +196,15 @@ def _device_rungs(problem: Problem) -> tuple[int, Iterable[int]]:
 
 
 def _batch_rungs(problem: Problem) -> tuple[int, Iterable[int]]:
+    """Tokens of one sequence per device, and the batches to try: that, doubled repeatedly."""
     tokens = problem.job.seq_len * problem.cluster.devices
     return tokens, [tokens * 2**power for power in range(MOST_BATCH_DOUBLINGS + 1)]
 
 
 def first_true(holds: Callable[[float], bool], low: float, high: float) -> float | None:
-    """The least value between two at which something begins to hold, to two percent.
+    """The least value between `low` and `high` from which on `holds` is true, to two percent.
 
-    None where it does not hold at `high`; `low` where it holds there already.
+    None if it is false at `high`; `low` if it is already true there.
     """
     if holds(low):
         return low

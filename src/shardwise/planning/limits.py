@@ -1,4 +1,4 @@
-"""What limits a configuration, and the slack in everything else."""
+"""What limits a configuration, and the slack in memory and network."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from shardwise.predict.configurations import Configurations, Floats
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.step.profile import Bottleneck
 
-# A step this much longer counts as slower, one this much shorter as faster.
+# A step longer by this share counts as slower.
 SLOWDOWN_THRESHOLD = 0.05
-# A gain below this is not what limits a run.
+# A constraint whose relaxation gains less than this share does not limit a run.
 MIN_GAIN = 0.03
-# How far from today's network another is looked for: up to four times.
+# Crossovers are searched up to this many doublings of the bandwidth away: four times.
 MOST_DOUBLINGS = 2
 
 # A crossover has to hold for all rows this many doublings beyond it.
@@ -36,17 +36,16 @@ class Limits(NamedTuple):
     twice_network: float
     # Of the link inside a node, where a network connects several.
     twice_link: float
-    # What would be chosen with twice the network, where it is another one that gains more.
+    # The choice with twice the network, if another configuration gains clearly more; else None.
     with_network: Candidate | None
-    # A relative gain of the fastest that fits: it is planned again.
+    # Relative gain of the fastest configuration with a quarter more memory, and that configuration.
     more_memory: float
     with_memory: Candidate | None
     free_bytes: float
-    # The network could be this many times slower before a step takes 5 % longer; None where
-    # nothing moves or no slowness in reach does that.
+    # How many times slower the network could be before a step takes 5 % longer; None if a single
+    # device, or if no slowdown that was tried has this effect.
     network_slack: float | None
-    # The share of a step that would wait for communication if messages took no longer than their
-    # bytes.
+    # The share of a step that would wait for communication without network latency.
     waiting_without_latency: float
 
     @property
@@ -62,10 +61,10 @@ def limits_of(
     winner: Candidate,
     plan_again: bool = True,
 ) -> Limits:
-    """Relax each constraint in turn.
+    """What limits the winner: relax bandwidth, latency and memory in turn, and compare the gains.
 
-    `cluster` is the one of the search, or the same with another network. With `plan_again`, what
-    would be chosen with twice the network is looked for too.
+    `cluster` is the cluster of the search, or the same with another network. With `plan_again`, the
+    choice with twice the network is searched too.
     """
     today, roomier = found.fastest(), found.fastest(memory=WITH_MORE_MEMORY)
     assert today is not None, "the winner fits"
@@ -83,7 +82,7 @@ def limits_of(
         twice_link = own.gain(2.0, "link_bandwidth")
     if latency and more_memory < MIN_GAIN:
         binding: Bottleneck = "latency"
-    # What another layout would gain from more bandwidth does not limit this one.
+    # Only gains of this configuration count, not what another layout would gain from bandwidth.
     elif max(twice, twice_link) >= max(MIN_GAIN, more_memory):
         binding = "bandwidth"
     else:
@@ -104,7 +103,7 @@ def limits_of(
 def _planned_again(
     search: Search, cluster: ClusterSpec, winner: Candidate, own_gain: float
 ) -> Candidate | None:
-    """What would be chosen with twice the network, if it is another one that gains more."""
+    """The choice with twice the network; None if it is the winner or gains little more."""
     ratio = 2.0 * _way(cluster) / _way(search.problem.cluster)
     best = search.on_networks(np.asarray([ratio]))[0].best()
     if best is None or best.strategy == winner.strategy:
@@ -114,12 +113,12 @@ def _planned_again(
 
 
 def _way(cluster: ClusterSpec) -> float:
-    """Bandwidth of the slowest way between devices."""
+    """Bytes per second of the slowest connection between devices: the network, or the link."""
     return cluster.network or 0.0 if cluster.nodes > 1 else cluster.device.link_bandwidth
 
 
 class _Own:
-    """The chosen configuration itself on other networks."""
+    """Step times of the winner itself on other networks, without a new search."""
 
     def __init__(self, problem: Problem, units: Units, winner: Candidate) -> None:
         strategy = winner.strategy
@@ -127,22 +126,30 @@ class _Own:
         self.priced = steps(units.of(strategy), Configurations.of([strategy]), problem)
 
     def _steps(self, networks: Floats, way: Way | None = None) -> Floats:
+        """Seconds of the winner's step on networks these times as fast as the cluster's."""
         dtype = self.winner.strategy.param_dtype
         found: Floats = times(self.priced, self.cluster, dtype, networks, way).step_s[:, 0]
         return found
 
     def gain(self, factor: float, way: Way | None = None) -> float:
-        """The relative gain of a bandwidth that is `factor` times as high."""
+        """How much faster the winner's step is at `factor` times the bandwidth: 0.1 is 10 %.
+
+        Never below 0. `way` names the bandwidth; None is the network's, or on a single node the
+        link's.
+        """
         return max(0.0, self.winner.step_s / float(self._steps(np.asarray([factor]), way)[0]) - 1)
 
     def slack(self) -> float | None:
-        """How many times slower the network may be, to two percent."""
+        """How many times slower the network may be before a step takes 5 % longer, to two percent.
+
+        None if no slowdown that was tried has this effect.
+        """
         slower = np.cumprod(np.full(350, 1.02))
         longer = self._steps(1 / slower) > self.winner.step_s * (1 + SLOWDOWN_THRESHOLD)
         return float(slower[longer.argmax()]) if longer.any() else None
 
     def without_latency(self) -> tuple[bool, float]:
-        """Whether latency is most of what a step waits for, and the share that waits without."""
+        """Whether latency causes most waiting; and the share of a step that waits without it."""
         waiting = self.winner.exposed_s
         if waiting < MIN_GAIN * self.winner.step_s:
             return False, waiting / self.winner.step_s
@@ -153,7 +160,7 @@ class _Own:
 
 
 def link_crossover(search: Search, winner: Candidate) -> Crossover | None:
-    """The bandwidth inside a node below which other degrees would be chosen, if there is one."""
+    """The bandwidth inside a node below which other degrees would be chosen; None if not found."""
     powers = np.arange(1, 4 * MOST_DOUBLINGS + 1) / 4
     factors = _two_to(-powers)
     for factor, there in zip(factors, search.on_networks(factors, "link_bandwidth"), strict=True):
@@ -163,8 +170,8 @@ def link_crossover(search: Search, winner: Candidate) -> Crossover | None:
     return None
 
 
-# Two to the power of k / 32. Multiplied, not raised: math libraries differ in the last bit, and
-# answers are equal on every machine, also in a browser.
+# Two to the power of k / 32, by square roots and products: math libraries differ in the last bit of
+# a power, and answers must be equal on every machine, also in a browser.
 _ROOTS = np.cumprod([1.0, *(31 * [math.sqrt(math.sqrt(math.sqrt(math.sqrt(math.sqrt(2.0)))))])])
 
 
@@ -177,23 +184,24 @@ def _two_to(powers: Floats | float) -> Floats:
 
 
 class Crossover(NamedTuple):
-    """A network, as a multiple of today's, and what would be chosen there."""
+    """A bandwidth, as a multiple of the cluster's, and the configuration chosen at it."""
 
     factor: float
     choice: Candidate
 
 
 def crossover(search: Search, winner: Candidate) -> Crossover | None:
-    """Where the choice between all devices and groups of them changes; None where it does not.
+    """The network at which the choice changes between sharding over groups and over all devices.
 
-    Slower networks ask for groups and faster ones for all devices, but the slowest may ask for
-    yet another way; so the nearest change is looked for step by step.
+    Slower networks favour groups and faster ones all devices, but very slow networks may favour
+    something else. So the nearest change is searched step by step. None if there is none within
+    MOST_DOUBLINGS.
     """
     cluster = search.problem.cluster
     direction = 1 if winner.strategy.hybrid else -1
 
     def first(powers: Floats) -> int | None:
-        """The first of these powers of two at which the choice is the other one."""
+        """Index of the first of these powers of two at which the choice changes; None if none."""
         for index, there in enumerate(search.on_networks(_two_to(direction * powers))):
             best = there.best()
             if best is not None and best.strategy.hybrid != winner.strategy.hybrid:
@@ -207,7 +215,7 @@ def crossover(search: Search, winner: Candidate) -> Crossover | None:
     nearest = first(fine)
     assert nearest is not None, "the last of them is the one found before"
     high = float(fine[nearest])
-    # Contenders keep the batches that suit today's network: confirm with all rows.
+    # Contenders have batches chosen for the cluster's network, so confirm with all rows.
     beyond = scaled_network(cluster, float(_two_to(direction * (high + CONFIRMED_BEYOND))))
     there = search.retimed(beyond).best()
     if there is None or there.strategy.hybrid == winner.strategy.hybrid:

@@ -12,23 +12,24 @@ from shardwise.planning.search import Search
 from shardwise.planning.space import Space
 from shardwise.predict.intervals import Regime, error_interval
 from shardwise.spec.cluster import ClusterSpec
-from shardwise.spec.record import SpecError
+from shardwise.spec.quantity import QuantityError, parse_count
+from shardwise.spec.record import Problems, SpecError
 
-# A wish, not a measurement: halving the time may cost this share more. Screens say so.
+# A preference, not a measurement: halving the time may cost this share more. Screens say so.
 HALF_THE_TIME = 0.02
-# What failures take of the time, per device: Llama 3 405B trained more than 90 % of the time on
+# Share of the time lost to failures, per device: Llama 3 405B trained more than 90 % of the time on
 # 16,384 devices, with 8 unexpected interruptions a day (The Llama 3 Herd of Models, 3.3.4).
 FAILURES_PER_DEVICE = 0.1 / 16_384
 HOUR = 3600.0
 DAY = 24 * HOUR
-# The tokens that costs are stated for where a budget names none.
+# Costs are stated for this many tokens if the budget gives no number.
 BILLION = 1e9
 
 Price = float | Mapping[str, float]
 
 
 class Cost(NamedTuple):
-    """What training on `tokens` takes; per billion tokens where a budget names none."""
+    """The cost of training on `tokens`; per billion tokens if the budget gives no number."""
 
     tokens: float | None
     # None without a number of tokens.
@@ -36,9 +37,9 @@ class Cost(NamedTuple):
     device_hours: float
     # None without a price.
     money: float | None
-    # Of all of these, relative: what nine of ten runs stay within, and failures in the upper end.
+    # Relative error of all of these, in nine of ten runs; the upper end includes failures.
     interval: tuple[float, float] = (0.0, 0.0)
-    # The share of the time that failures are allowed.
+    # The share of the time that is allowed for failures.
     failures: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,16 +64,19 @@ class Budget(NamedTuple):
     tokens: float | None = None
     price: Price | None = None
     deadline_s: float | None = None
-    # Of the runs whose errors hold for what is to be trained.
+    # The kind of runs whose error interval applies.
     regime: Regime = "dense"
 
     @property
     def given(self) -> bool:
-        """Whether there is anything to state a cost for."""
+        """Whether tokens or a price are given."""
         return self.tokens is not None or self.price is not None
 
     def price_of(self, device: str) -> float | None:
-        """Price per hour of one device; SpecError where prices are given but not for this one."""
+        """Price per device-hour; None without prices.
+
+        Raises SpecError if prices are given by device but not for this one.
+        """
         if self.price is None or isinstance(self.price, (int, float)):
             return self.price
         folded = {name.lower(): price for name, price in self.price.items()}
@@ -84,7 +88,7 @@ class Budget(NamedTuple):
         return folded[device.lower()]
 
     def cost(self, tokens_per_s: float, cluster: ClusterSpec) -> Cost:
-        """Time, device-hours and money of this budget at a speed."""
+        """Time, device-hours and money of the budget's tokens at this speed on this cluster."""
         seconds = (self.tokens or BILLION) / tokens_per_s
         hours = seconds * cluster.devices / HOUR
         price = self.price_of(cluster.device.name)
@@ -104,24 +108,27 @@ class Budget(NamedTuple):
         return self.tokens / tokens_per_s * (1 + self.interval(cluster)[1])
 
     def interval(self, cluster: ClusterSpec) -> tuple[float, float]:
-        """How far time and money may lie off: the step's error, and failures at the upper end."""
+        """Relative error (low, high) of time and money in nine of ten runs.
+
+        The step's error interval; the upper end includes failures.
+        """
         low, high = error_interval(cluster, self.regime)
         return low, (1 + high) / (1 - failures_share(cluster)) - 1
 
     def in_time(self, tokens_per_s: float) -> bool:
-        """Whether all tokens are done by the deadline; true without one."""
+        """Whether training on the budget's tokens meets the deadline; true without a deadline."""
         if self.tokens is None or self.deadline_s is None:
             return True
         return self.tokens / tokens_per_s <= self.deadline_s
 
 
 def failures_share(cluster: ClusterSpec) -> float:
-    """The share of the time that is allowed for failures and what they make again."""
+    """The share of training time that is allowed for failures and replayed steps, at most 0.5."""
     return min(0.5, FAILURES_PER_DEVICE * cluster.devices)
 
 
 def read_price(text: str | float) -> Price:
-    """`2.5`, or prices by device: `H100-SXM=2.5,A100-80GB=1.6`."""
+    """Read a price per device-hour: `2.5`, or by device: `H100-SXM=2.5,A100-80GB=1.6`."""
     parts = [part.strip() for part in str(text).split(",") if part.strip()]
     if len(parts) == 1 and "=" not in parts[0]:
         return _positive(parts[0], str(text))
@@ -137,6 +144,10 @@ def read_price(text: str | float) -> Price:
 
 
 def _positive(number: str, text: str) -> float:
+    """Read a price per GPU-hour, above 0 and below 1e12; SpecError if it is not one.
+
+    `text` is the full input, which the error cites if `number` is no number.
+    """
     try:
         value = float(number)
     except ValueError:
@@ -157,7 +168,7 @@ def _unreadable(text: str) -> SpecError:
 
 
 def smaller_clusters(cluster: ClusterSpec) -> list[ClusterSpec]:
-    """Parts of the cluster up to all of it: some devices of a node, then whole nodes."""
+    """Parts of the cluster, the smallest first: parts of a node, full nodes, the full cluster."""
     steps = sorted({base * 2**power for base in (1, 3) for power in range(20)})
     parts = [
         cluster.but(nodes=1, devices_per_node=size)
@@ -181,13 +192,13 @@ class Sized(NamedTuple):
 
     @property
     def score(self) -> float:
-        """The cost, and what its time is worth: the least of it is the best, without a step."""
+        """Log of the cost plus a penalty for slowness; the smallest score is the best."""
         worth = math.log2(1 + HALF_THE_TIME)
         return math.log(self.cost) - worth * math.log(self.candidate.tokens_per_s)
 
 
 def by_size(problem: Problem, space: Space | None = None) -> list[Sized]:
-    """The best of a coarse search on each part of the cluster on which one fits."""
+    """The best configuration of a coarse search on each part of the cluster where one fits."""
     found = []
     coarse = (space or Space()).coarse()
     for cluster in smaller_clusters(problem.cluster):
@@ -204,7 +215,7 @@ SizeReason = Literal["no configuration fits", "none in time", "cheapest", "faste
 
 
 class SizeChoice(NamedTuple):
-    """The size to train on, and how its cost compares."""
+    """The number of devices to train on, and how its cost compares with other sizes."""
 
     sizes: list[Sized]
     all_devices: int
@@ -244,9 +255,9 @@ class SizeChoice(NamedTuple):
 def choose_size(
     sizes: list[Sized], budget: Budget, all_devices: int, devices: int | None = None
 ) -> SizeChoice:
-    """The size in time with the least cost, where halving the time may cost HALF_THE_TIME more.
+    """Choose the cheapest size that meets the deadline; halving the time may cost HALF_THE_TIME.
 
-    `devices` is a size that is chosen already.
+    `devices` is a size that was already chosen; it is kept if it meets the deadline.
     """
     if not sizes:
         return SizeChoice(sizes, all_devices, "no configuration fits", None, None, None)
@@ -262,4 +273,35 @@ def choose_size(
 
 
 def _cost(size: Sized) -> float:
+    """Device-seconds per token."""
     return size.cost
+
+
+def read_budget(
+    tokens: str | int | None = None,
+    price: str | float | None = None,
+    deadline_days: float | None = None,
+) -> Budget:
+    """Read a budget: tokens such as "1T", a price per device-hour, a deadline in days.
+
+    `price` is a number, or one per device: "H100-SXM=2.5,A100-80GB=1.6".
+    """
+    problems = Problems()
+    count = rate = None
+    if deadline_days is not None and tokens is None:
+        problems.found.append("deadline: needs --tokens, such as --tokens 1T")
+    if deadline_days is not None and not 0 < deadline_days < 1e6:
+        problems.found.append(
+            f"deadline: {deadline_days:g} days is out of range; give days above 0"
+        )
+    with problems.collect():
+        rate = read_price(price) if price is not None else None
+    with problems.collect():
+        try:
+            count = parse_count(str(tokens)) if tokens is not None else None
+        except QuantityError as error:
+            raise SpecError(f"tokens: {error}") from None
+        if count is not None and count < 1:
+            raise SpecError("tokens: must be at least 1; write it like 300B or 1T")
+    problems.raise_if_any()
+    return Budget(count, rate, None if deadline_days is None else deadline_days * DAY)

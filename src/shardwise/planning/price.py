@@ -1,4 +1,4 @@
-"""One configuration, priced as the search prices thousands; and the same on another cluster."""
+"""Predict single configurations as the search does, also on another network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from shardwise.spec.strategy import Strategy
 def price_one(
     problem: Problem, units: Units, strategy: Strategy, cluster: ClusterSpec | None = None
 ) -> Candidate:
-    """What a resolved strategy takes, on the problem's cluster or one of the same size."""
+    """Predict memory and time of a resolved strategy, on the problem's cluster or `cluster`.
+
+    `cluster` must have as many devices as the problem's.
+    """
     (candidate,) = price_alike(problem, units, [strategy], cluster)
     return candidate
 
@@ -26,7 +29,10 @@ def price_alike(
     strategies: Sequence[Strategy],
     cluster: ClusterSpec | None = None,
 ) -> list[Candidate]:
-    """The same of several at once that share units."""
+    """Predict memory and time of several resolved strategies with the same model units.
+
+    `cluster` is as in `price_one`.
+    """
     priced = steps(units.of(strategies[0]), Configurations.of(strategies), problem)
     peak, needed = peaks(priced, problem)
     found = times(priced, cluster or problem.cluster, strategies[0].param_dtype)
@@ -47,8 +53,8 @@ def price_alike(
 
 
 def scaled_network(cluster: ClusterSpec, factor: float) -> ClusterSpec:
-    """The cluster with its slowest way between devices made `factor` times as fast."""
-    # Copied without validation: no bare number so small is accepted from a person.
+    """The cluster with its network (on a single node: its link) made `factor` times as fast."""
+    # Copied without validation, which refuses such small numbers without a unit.
     if cluster.nodes > 1:
         assert cluster.network is not None
         return cluster.model_copy(update={"network": cluster.network * factor})
@@ -63,7 +69,7 @@ def scaled_link(cluster: ClusterSpec, factor: float) -> ClusterSpec:
 
 
 def mfu_of(problem: Problem, units: Units, candidate: Candidate) -> float:
-    """The share of the cluster's dense peak that goes into the model's own FLOPs."""
+    """Model FLOPs utilization: the share of the cluster's dense peak spent on model FLOPs."""
     cluster, strategy = problem.cluster, candidate.strategy
     peak = cluster.device.peak_flops(strategy.param_dtype)
     assert peak is not None, "checked before the search"

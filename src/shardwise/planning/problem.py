@@ -1,4 +1,4 @@
-"""What is to be planned: a model, a cluster, a job, and the settings that are not up for choice."""
+"""The input of a search: a model, a cluster, a job, and the settings that are not searched."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from shardwise.units.division import Division
 from shardwise.units.load import load_units
 from shardwise.units.unit import ModelUnits
 
-# Between nodes, and inside one.
+# The bandwidth between nodes, and inside a node.
 Way = Literal["network_bandwidth", "link_bandwidth"]
 
 
 class Problem(NamedTuple):
-    """One question to the search. `base` holds dtypes and whether blocks are compiled."""
+    """The input of a search. `base` holds the settings that are not searched, such as dtypes."""
 
     model: Model
     cluster: ClusterSpec
     job: Job
     base: Strategy
-    # The stack that trains the model shards every tensor along its first dimension.
+    # Whether the stack that trains the model shards every tensor along its first dimension.
     along_rows: bool = False
 
 
 class Units:
-    """The model's units by what shapes them, each made once."""
+    """A cache of the problem's model units, by the settings that change units."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -48,22 +48,23 @@ class Units:
 
     @property
     def can_chunk(self) -> bool:
-        """Whether the engine can run the loss in chunks: not of a module of one's own."""
+        """Whether the engine can run the loss in chunks: not for a user's own module."""
         return not isinstance(self._problem.model, ModuleRef)
 
     @property
     def can_split(self) -> bool:
-        """Whether embedding and head can be units of their own: not if they are tied."""
+        """Whether embedding and head can be separate units: not if tied, or in a user's module."""
         return self.can_chunk and not self.of(self._problem.base.but(blocks_per_unit=1)).tied
 
     def key(self, strategy: Strategy) -> tuple[object, ...]:
-        """What strategies must share to have the same units."""
-        # Frozen weights of a module of one's own may compute in a dtype that sharding casts.
+        """A key that is equal for strategies with the same units."""
+        # Frozen weights of a user's module may have a compute dtype that sharding casts.
         casts = strategy.sharded or not isinstance(self._problem.model, ModuleRef)
         division = Division.of(strategy)
         return strategy.autocast, casts, strategy.compile, division, strategy.blocks_per_unit
 
     def of(self, strategy: Strategy) -> ModelUnits:
+        """The model's units under a strategy."""
         key = self.key(strategy)
         if key not in self._made:
             if strategy.blocks_per_unit == 1:
@@ -79,12 +80,12 @@ class Units:
 
 
 def steps(units: ModelUnits, c: Configurations, problem: Problem) -> Steps:
-    """The programs of rows, for memory and for times on any network."""
+    """The programs of one step of each row, from which `peaks` and `times` are computed."""
     return emit_steps(units, c, problem.job.optimizer, waits=problem.cluster.device.is_cpu)
 
 
 def peaks(priced: Steps, problem: Problem) -> tuple[Floats, Floats]:
-    """Bytes of tensors at the peak of every row, and with the pools the allocator keeps."""
+    """Bytes per device of each row: tensors at the peak, and the peak plus allocator pools."""
     memory = memory_of(priced, by_term=False)
     pooled = 0.0 if problem.cluster.device.is_cpu else memory.pooled_bytes
     return memory.peak_bytes, memory.peak_bytes + pooled
@@ -99,12 +100,12 @@ def times(
     *,
     latency: bool = True,
 ) -> Times:
-    """Seconds of every row of a cluster whose rates are known.
+    """Seconds of one step of each row, on a cluster whose rates are known.
 
-    Without `latency`, messages take no longer than their bytes.
+    Without `latency`, the network latency of messages is zero.
 
-    `networks` are several to price at once: how many times as fast a way between devices is in
-    each of them, the slowest way where none is named.
+    `networks` predicts several networks at once: each factor multiplies the bandwidth named by
+    `way`; without `way` that of the network, or on a single node of the link.
     """
     k, hardware = coefficients_for(cluster), hardware_of(cluster, dtype)
     assert k is not None, "checked before the search"

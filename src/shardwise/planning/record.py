@@ -1,4 +1,4 @@
-"""A plan as JSON: what `shardwise plan --json` prints and a page answers."""
+"""A plan as JSON, as `shardwise plan --json` prints it and the web page returns it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from shardwise.planning.plan import Plan
 
 
 def devices_in_time(plan: Plan) -> Least | None:
-    """How many devices meet the deadline that a plan misses; None where it misses none."""
+    """The least number of devices that meets the deadline; None if the plan does not miss one."""
     return devices_for_deadline(plan.problem, plan.budget) if plan.late else None
 
 
 def plan_record(plan: Plan, for_stack: str | None, more: Least | None) -> dict[str, Any]:
-    """The plan, the stack it was made for, and the devices with which it meets its deadline."""
+    """The plan as JSON, with its stack, and the devices needed to meet the deadline (`more`)."""
     advice = {"deadline": more.to_dict(plan.budget)} if more else {}
     return {**plan.to_dict(), "for_stack": for_stack, **advice}

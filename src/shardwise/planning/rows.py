@@ -1,4 +1,4 @@
-"""Thousands of configurations as columns, and the strategy behind any row."""
+"""Configurations of a search as columns, one row each, and the strategy of any row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardwise.spec.strategy import Strategy, show_recompute
 
 
 def complexity(strategy: Strategy, recompute: Recompute, accumulates: bool) -> int:
-    """How many things a person has to know to understand a configuration."""
+    """Number of unusual settings of a configuration; parallelism and risky ones count twice."""
     usual = ("every", "local") if strategy.kind != "zero1" else ("last",)
     return sum(
         (
@@ -42,7 +42,7 @@ def complexity(strategy: Strategy, recompute: Recompute, accumulates: bool) -> i
 
 
 def _only_accumulated(strategies: Sequence[Strategy]) -> list[bool]:
-    """Whether each is the same run as another one where a step has one micro-batch."""
+    """For each strategy, whether it differs from another one only if gradients accumulate."""
 
     def key(strategy: Strategy) -> tuple[object, ...]:
         return strategy.mesh, strategy.reshard_after_forward
@@ -56,7 +56,10 @@ def _only_accumulated(strategies: Sequence[Strategy]) -> list[bool]:
 
 
 class Rows(NamedTuple):
-    """Rows that share units: which strategy, with which batch and which recomputation."""
+    """Configurations that share model units: a strategy, a batch and a recompute policy each.
+
+    By row, `which` is an index into `strategies` and `policy` an index into `policies`.
+    """
 
     strategies: Sequence[Strategy]
     policies: Sequence[Recompute]
@@ -73,9 +76,9 @@ class Rows(NamedTuple):
         policies: Sequence[Recompute],
         allowed: Callable[[Strategy], bool] | None = None,
     ) -> Rows:
-        """Each strategy with each batch and each policy, if `allowed`.
+        """One row for each strategy with each batch and each policy, if `allowed`.
 
-        What only differs when gradients accumulate is left out where they do not.
+        Strategies that differ only in accumulation are left out where there is one micro-batch.
         """
         shape = (len(strategies), len(sizes), len(policies))
         which, size, policy = (axis.ravel() for axis in np.indices(shape))
@@ -110,7 +113,7 @@ class Rows(NamedTuple):
         return rows.take(np.flatnonzero(expressible[which, policy, accumulates]))
 
     def take(self, kept: Ints) -> Rows:
-        """These rows only."""
+        """The rows with these indices."""
         return self._replace(
             which=self.which[kept],
             policy=self.policy[kept],
@@ -120,7 +123,7 @@ class Rows(NamedTuple):
 
     @classmethod
     def each(cls, strategies: Sequence[Strategy]) -> Rows:
-        """These strategies as they are."""
+        """One row for each strategy, with its own batch and recompute policy."""
         policies = list(dict.fromkeys(s.recompute for s in strategies))
         policy = np.asarray([policies.index(s.recompute) for s in strategies], dtype=np.int64)
         which = np.arange(len(strategies))
@@ -130,6 +133,7 @@ class Rows(NamedTuple):
         return cls(strategies, policies, which, policy, score, Configurations.of(strategies))
 
     def strategy(self, row: int) -> Strategy:
+        """The full strategy of a row, with its batch and recompute policy."""
         base: Strategy = self.strategies[int(self.which[row])]
         return base.but(
             micro_batch=int(self.columns.micro_batch[row]),
@@ -139,10 +143,10 @@ class Rows(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """One configuration and what it takes."""
+    """One configuration with its predicted memory per device and time per step."""
 
     strategy: Strategy
-    # Of tensors; and with allocator overhead, which a device must have room for.
+    # Tensors at the peak; and with allocator overhead, which a device must have room for.
     peak_bytes: float
     needed_bytes: float
     tokens_per_s: float
@@ -171,14 +175,14 @@ class Candidate(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """What is known of every row of a table, one array per quantity."""
+    """The predicted figures of all rows of a table, one array per quantity."""
 
-    # Which set of rows it comes from, and which of that set.
+    # Index of the `Rows` a row comes from, and its index in that.
     source: Ints
     row: Ints
     layout: Ints
     complexity: Ints
-    # Of the tokens per step from the global batch, as a share of it.
+    # Relative distance of the tokens per step from the requested global batch.
     distance: Floats
     peak_bytes: Floats
     needed_bytes: Floats
@@ -191,7 +195,7 @@ class Columns(NamedTuple):
 
 
 class Table:
-    """Everything that was priced, one row each, from several sets of rows."""
+    """All configurations that a search has timed, one row each, from several `Rows`."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -200,6 +204,7 @@ class Table:
         self._parts: list[Columns] = []
 
     def add(self, rows: Rows, peak: Floats, needed: Floats, times: Times) -> None:
+        """Add rows with their memory (bytes per device) and times."""
         c = rows.columns
         sequences = c.micro_batch * c.accumulate
         tokens = sequences * c.data_parallel * float(self._job.seq_len)
@@ -242,22 +247,23 @@ class Table:
 
     @property
     def layouts(self) -> list[Layout]:
-        """The layouts of its rows, in the order they were added."""
+        """The layouts of all rows, in the order they were added; `Columns.layout` indexes these."""
         return list(self._layouts)
 
     def placement(self, index: int) -> tuple[int, int, int]:
-        """A key that rows share which differ in nothing but their batch."""
+        """A key that is equal for rows that differ only in their batch."""
         columns = self.columns
         source, row = int(columns.source[index]), int(columns.row[index])
         rows = self._sources[source]
         return source, int(rows.which[row]), int(rows.policy[row])
 
     def policy(self, index: int) -> Recompute:
-        """The recomputation of a row."""
+        """The recompute policy of a row."""
         rows = self._sources[int(self.columns.source[index])]
         return rows.policies[int(rows.policy[int(self.columns.row[index])])]
 
     def candidate(self, index: int) -> Candidate:
+        """The configuration of a row, with its predicted figures."""
         columns = self.columns
         rows = self._sources[int(columns.source[index])]
         return Candidate(

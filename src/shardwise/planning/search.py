@@ -1,10 +1,10 @@
-"""The search: price configurations in passes, keep what fits, refine the fastest.
+"""The search: predict configurations in passes, keep those that fit, refine the fastest.
 
 1. Every placement with a few micro-batches and every share of recomputation. Full recomputation
-   comes first: micro-batches that do not fit with it are not priced with less of it.
+   comes first: micro-batches that do not fit with it are not tried with less.
 2. The micro-batches between those, for the fastest placements.
-3. What matters less (prefetch, blocks per unit, the dtype of reductions) around the fastest, and
-   prefetch in the forward around the fastest of those.
+3. Settings with a smaller effect (prefetch, blocks per unit, the dtype of reductions) for the
+   fastest, and forward prefetch for the fastest of those.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Loss, Strategy
 
-# Rows beyond the device that are priced all the same: they say what more memory would bring.
+# Rows are timed up to this multiple of the usable memory, to show what more memory would gain.
 WITH_MORE_MEMORY = 1.25
-# How many of the fastest the last pass starts from.
+# How many of the fastest configurations the last pass starts from.
 REFINED = 24
-# And of the fastest after that, how many are tried with prefetch in the forward.
+# How many of the fastest after that are tried with forward prefetch.
 PREFETCHED = 8
-# How many placements the second pass refines, of those within the error of comparison.
+# How many placements the second pass refines at most, all within the comparison error.
 REFINED_PLACEMENTS = 32
 MICRO_BATCHES_BETWEEN = 6
-# Policies that a first look at degrees of tensor and context parallelism tries, and how many
-# batches. The best of them are searched as a whole.
+# Recompute policies, and the number of batches, with which degrees of tensor and context
+# parallelism are probed. Only the best degrees are searched in full.
 PROBED = ("none", "selective", 0.5, "full")
 PROBED_BATCHES = 4
-# Logits below this share of the usable memory are no reason for a chunked loss.
+# A chunked loss is tried only if logits take at least this share of the usable memory.
 MIN_LOGITS = 0.02
 
 
 class _Kept(NamedTuple):
-    """Rows that were timed, with their peaks: `which` of those in the programs."""
+    """Timed rows with their memory (bytes per device); `which` are their indices in `steps`."""
 
     rows: Rows
     peak_bytes: Floats
@@ -62,7 +62,7 @@ class _Kept(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Divided:
-    """What can be tried with some degrees of tensor and context parallelism."""
+    """The placements and batches to try with one pair of tensor and context degrees."""
 
     degrees: Degrees
     placements: Sequence[Strategy]
@@ -72,7 +72,7 @@ class _Divided:
 
 
 class Search:
-    """One search; `run` gives its outcome."""
+    """One search for the best configuration of a problem; `run` performs it."""
 
     def __init__(self, problem: Problem, space: Space | None = None) -> None:
         self.problem, self.space = problem, space or Space()
@@ -82,10 +82,11 @@ class Search:
         self._kept: list[_Kept] = []
         self.nearest: dict[Layout, Nearest] = {}
         self.considered = self.fitting = 0
-        # Those that were searched.
+        # The degrees that were searched in full.
         self.degrees: dict[Degrees, _Divided] = {}
 
     def run(self) -> Found:
+        """Run all passes and return everything that was predicted."""
         for divided in self._divided():
             self.degrees[divided.degrees] = divided
             for autocast in (True, False):
@@ -98,7 +99,7 @@ class Search:
         return self._found(self.table)
 
     def _divided(self) -> Iterator[_Divided]:
-        """The degrees of tensor and context parallelism that are worth a search, none first."""
+        """The tensor and context degrees to search in full; no such parallelism comes first."""
         possible: list[_Divided] = []
         refused: SpecError | None = None
         for pair in degrees(self.problem, self.space):
@@ -116,14 +117,17 @@ class Search:
             possible = [one for one in possible if one.degrees.inner == most]
         if possible[0].degrees == WHOLE:
             yield possible.pop(0)
-        # Sequences of usual length are divided only where nothing else will do.
+        # Context parallelism on short sequences is tried only if nothing else fits.
         last = [one for one in possible if is_last_resort(one.degrees, self.problem)]
         yield from self._promising([one for one in possible if one not in last])
         if self._fastest_tokens_per_s() is None:
             yield from self._promising(last)
 
     def _promising(self, possible: Sequence[_Divided]) -> Iterator[_Divided]:
-        """Those that are the fastest when a few placements of each are tried."""
+        """The fastest of the `possible` degrees, by trying a few placements of each; at most one.
+
+        If no configuration fits at all, the degrees that need the least memory.
+        """
         fastest = self._fastest_tokens_per_s() or 0.0
         tried: dict[_Divided, float] = {}
         bounds = {one.degrees: self._most_tokens_per_s(one) for one in possible}
@@ -136,12 +140,12 @@ class Search:
         best = sorted(tried, key=lambda one: -tried[one])
         found = [one for one in best if tried[one] > fastest]
         if not found and not fastest:
-            # No configuration fits: the one that is closest to it.
+            # No configuration fits: take the one that needs the least memory.
             found = sorted(best, key=lambda one: self._least_bytes(one.degrees))[:1]
         yield from found[:1]
 
     def _probe(self, divided: _Divided) -> None:
-        """The simplest placements, with some of the batches and policies."""
+        """Predict the simplest placements of some degrees, with a few batches and policies."""
         loss = divided.placements[-1].loss
         simple = [
             s for s in divided.placements if s.loss == loss and s.reshard_after_forward is True
@@ -154,7 +158,7 @@ class Search:
         self._price(Rows.product(shared, sizes, policies, self.space.allowed))
 
     def _placed(self, pair: Degrees) -> _Divided:
-        """Placements and batches of groups of devices that work on the same sequences."""
+        """The placements and batches to try with these tensor and context degrees."""
         problem, space = self.problem, self.space
         groups = of_groups(problem.cluster, pair.inner)
         sizes = batches(problem.job, groups, space.micro_batches, space.batch_tolerance)
@@ -175,14 +179,17 @@ class Search:
         return _Divided(pair, chosen, sizes, first)
 
     def _most_tokens_per_s(self, divided: _Divided) -> float:
-        """No placement is faster: nothing takes time but compute and collectives inside blocks."""
+        """Upper bound of tokens/s of any placement: only compute and collectives inside blocks."""
         batch, groups = divided.sizes[-1], self.problem.cluster.devices // divided.degrees.inner
         strategy = divided.placements[-1].but(micro_batch=batch.micro_batch, accumulate=1)
         seconds = least_seconds(self.problem, self.units.of(strategy), strategy)
         return groups * strategy.micro_batch * self.problem.job.seq_len / seconds
 
     def _fastest_tokens_per_s(self, pair: Degrees | None = None) -> float | None:
-        """Of what fits so far, of all degrees or of some."""
+        """Most tokens/s of the configurations that fit so far, of all degrees or of `pair`.
+
+        None if none fits.
+        """
         columns = self.table.columns
         fits = columns.needed_bytes <= self.limit
         if pair is not None:
@@ -191,6 +198,7 @@ class Search:
         return float(columns.tokens_per_s[fits].max()) if fits.any() else None
 
     def _least_bytes(self, pair: Degrees) -> float:
+        """Least bytes needed by any configuration of these degrees; infinite if none was tried."""
         needed = (n.needed_bytes for one, n in self.nearest.items() if pair.divides(one))
         return min(needed, default=math.inf)
 
@@ -202,9 +210,9 @@ class Search:
         return Table(self.problem.job)
 
     def _most_sequences(self, strategy: Strategy) -> int:
-        """No micro-batch beyond this fits: every block keeps its input even when it recomputes.
+        """Upper bound of the micro-batch that fits: every block keeps at least its input.
 
-        Half of it is counted, so that nothing that could fit is missed.
+        Only half of the inputs is counted, so that nothing that could fit is missed.
         """
         units = self.units.of(strategy.but(blocks_per_unit=1))
         tokens = self.problem.job.seq_len / strategy.context
@@ -212,9 +220,9 @@ class Search:
         return max(1, int(self.limit * WITH_MORE_MEMORY / each)) if each else 2**62
 
     def _losses(self, strategy: Strategy) -> tuple[Loss, ...]:
-        """The losses to try: only the first where logits take next to nothing.
+        """The losses to try: only the first of the space if logits take little memory.
 
-        With tensor parallelism the loss is divided by vocabulary.
+        With tensor parallelism only the plain loss, which is divided along the vocabulary.
         """
         if strategy.tensor > 1:
             return ("plain",)
@@ -225,7 +233,10 @@ class Search:
         return self.space.losses if worth and self.units.can_chunk else self.space.losses[:1]
 
     def _price_placements(self, strategies: Sequence[Strategy], sizes: Sequence[Batch]) -> None:
-        """Every strategy, batch and policy; with less recomputation only what fits with most."""
+        """Predict every strategy, batch and policy.
+
+        Only micro-batches that fit with the most recomputation are tried with less.
+        """
         policies, allowed = self.space.recompute, self.space.allowed
         least = max(policies, key=_share)
         rows = Rows.product(strategies, sizes, (least,), allowed)
@@ -233,7 +244,7 @@ class Search:
         reach = np.zeros(len(strategies), dtype=np.int64)
         fits = needed <= self.limit * WITH_MORE_MEMORY
         np.maximum.at(reach, rows.which[fits], rows.columns.micro_batch[fits])
-        # A strategy that must not recompute so much says nothing about its micro-batches.
+        # If a strategy may not use the most recomputation, none of its micro-batches is excluded.
         refused = np.bincount(rows.which, minlength=len(strategies)) == 0
         reach[refused] = max(size.micro_batch for size in sizes)
         others = [policy for policy in policies if policy != least]
@@ -243,6 +254,7 @@ class Search:
         self._price(rest.take(np.flatnonzero(rest.columns.micro_batch <= reach[rest.which])))
 
     def _price_each(self, strategies: Iterable[Strategy]) -> None:
+        """Predict these strategies with their own batch and policy, together where units agree."""
         by_units: dict[tuple[object, ...], list[Strategy]] = {}
         for strategy in strategies:
             by_units.setdefault(_shape(strategy), []).append(strategy)
@@ -250,7 +262,10 @@ class Search:
             self._price(Rows.each(alike))
 
     def _price(self, rows: Rows) -> Floats:
-        """Memory of every row, and the time of those that fit or nearly do."""
+        """Predict the memory of every row, and the time of those that fit or nearly fit.
+
+        Returns the needed bytes per device of every row, and records everything.
+        """
         if not len(rows.which):
             return np.empty(0)
         priced = steps(self.units.of(rows.strategies[0]), rows.columns, self.problem)
@@ -274,19 +289,26 @@ class Search:
         return needed
 
     def _time(self, table: Table, kept: _Kept, cluster: ClusterSpec) -> None:
+        """Add rows to a table, with their times on a cluster."""
         dtype = kept.rows.strategies[0].param_dtype
         found = times(kept.steps, cluster, dtype).take(kept.which)
         table.add(kept.rows, kept.peak_bytes, kept.needed_bytes, found)
 
     def retimed(self, cluster: ClusterSpec) -> Found:
-        """The same rows with the times of another network; memory stays as it is."""
+        """The outcome with all times predicted again for `cluster`; memory does not change.
+
+        `cluster` may differ from the searched one only in its network or link.
+        """
         table = self._empty_table()
         for kept in self._kept:
             self._time(table, kept, cluster)
         return self._found(table)
 
     def on_networks(self, factors: Floats, way: Way | None = None) -> list[Found]:
-        """The contenders on networks so many times as fast as the cluster's."""
+        """For each factor, the outcome of the contenders with that multiple of a bandwidth.
+
+        `way` names the bandwidth; without it the network's, or on a single node the link's.
+        """
         tables = [self._empty_table() for _ in factors]
         for kept in self._contenders:
             dtype = kept.rows.strategies[0].param_dtype
@@ -297,7 +319,7 @@ class Search:
 
     @cached_property
     def _contenders(self) -> list[_Kept]:
-        """The fastest of each layout and policy that fits; a set for all alike."""
+        """The fastest row that fits of each layout and policy, grouped by equal units."""
         columns = self.table.columns
         best: dict[tuple[int, Recompute], int] = {}
         for index in np.flatnonzero(columns.needed_bytes <= self.limit).tolist():
@@ -311,6 +333,7 @@ class Search:
         return [self._emitted(group) for group in alike.values()]
 
     def _emitted(self, alike: Sequence[Candidate]) -> _Kept:
+        """Candidates that share units, with the programs to time them."""
         rows = Rows.each([c.strategy for c in alike])
         return _Kept(
             rows,
@@ -321,7 +344,7 @@ class Search:
         )
 
     def _more_batches(self) -> Iterable[Strategy]:
-        """The fastest placements with the micro-batches up to the next one of the first pass."""
+        """The fastest placements, with micro-batches up to the next one the first pass tried."""
         columns = self.table.columns
         fits = np.flatnonzero((columns.needed_bytes <= self.limit) & self._searched)
         if not len(fits):
@@ -344,7 +367,7 @@ class Search:
                 yield strategy.but(micro_batch=size.micro_batch, accumulate=size.accumulate)
 
     def _fastest(self, low: float, high: float, most: int) -> list[Strategy]:
-        """Of what takes more than `low` and at most `high` times the usable memory."""
+        """The `most` fastest strategies that need between `low` and `high` times usable memory."""
         needed, speed = self.table.columns.needed_bytes, self.table.columns.tokens_per_s
         rows = np.flatnonzero(
             (needed > self.limit * low) & (needed <= self.limit * high) & self._searched
@@ -353,21 +376,24 @@ class Search:
         return [self.table.candidate(int(row)).strategy for row in rows[order]]
 
     def _smallest(self) -> list[Strategy]:
+        """The strategies that need the least memory."""
         rows = np.flatnonzero(self._searched)
         order = np.argsort(self.table.columns.needed_bytes[rows], kind="stable")[:REFINED]
         return [self.table.candidate(int(row)).strategy for row in rows[order]]
 
     @property
     def _searched(self) -> Bools:
-        """Rows of degrees that were searched as a whole."""
+        """Mask of the rows whose degrees were searched in full, not only probed."""
         layouts = self.table.layouts
         wanted = [n for n, one in enumerate(layouts) if any(p.divides(one) for p in self.degrees)]
         searched: Bools = np.isin(self.table.columns.layout, wanted)
         return searched
 
     def _variants(self) -> Iterator[Strategy]:
-        """What is fast with more prefetch or larger units, which may make it faster; what nearly
-        fits also with less, which may let it.
+        """Variants of the fastest strategies in prefetch, blocks per unit and reduce dtype.
+
+        More prefetch or larger units may be faster. For strategies that nearly fit also less
+        prefetch, with which they may fit.
         """
         space = self.space
         usual = min(space.prefetch, key=lambda depth: abs(depth - 1))
@@ -381,6 +407,7 @@ class Search:
     def _changed(
         self, strategies: Iterable[Strategy], prefetch: Sequence[int], blocks: Sequence[int]
     ) -> Iterator[Strategy]:
+        """Each sharded strategy with all of these prefetches, unit sizes and reduce dtypes."""
         for strategy in strategies:
             if not strategy.sharded or strategy.mesh.states == 1:
                 continue
@@ -391,7 +418,7 @@ class Search:
                     yield changed
 
     def _prefetched(self) -> Iterator[Strategy]:
-        """The fastest with the other prefetches in the forward, which bring the least."""
+        """The fastest strategies with the other values of forward prefetch."""
         fastest = self._fastest(0.0, 1.0, PREFETCHED)
         for strategy, forward in product(fastest, self.space.forward_prefetch):
             changed = strategy.but(forward_prefetch=forward)
@@ -400,12 +427,12 @@ class Search:
 
 
 def _shape(strategy: Strategy) -> tuple[object, ...]:
-    """What rows must share to be priced together: it shapes their units."""
+    """A key that is equal for strategies with the same model units."""
     return strategy.autocast, strategy.blocks_per_unit, Degrees.of(strategy)
 
 
 def _share(policy: Recompute) -> float:
-    """How much a policy recomputes, from none to full."""
+    """Sort key of recompute policies: 0 for none to 1 for full."""
     if isinstance(policy, float):
         return policy
     return {"none": 0.0, "selective": 0.1}.get(policy, 1.0)

@@ -13,9 +13,9 @@ MOST = 2**24
 
 
 def longest(problem: Problem, space: Space | None = None) -> LongestSequence | None:
-    """The longest sequence, a multiple of 512; None where not even that fits."""
+    """The longest sequence length that fits, a multiple of 512 tokens; None if 512 does not fit."""
     refused: dict[int, str] = {}
-    # What lies between blocks is least where most devices share a sequence.
+    # Activations between blocks are smallest if as many devices as possible share a sequence.
     smallest = (space or Space()).least_memory()._replace(most_divided=True)
 
     def fits(blocks: int) -> bool:

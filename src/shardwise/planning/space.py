@@ -1,4 +1,4 @@
-"""What a plan may choose from."""
+"""The search space of a plan: the values of each setting, and the placements of states."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _unchanged(strategy: Strategy) -> Strategy:
 
 
 class Space(NamedTuple):
-    """The values of each setting that are tried; kinds and degrees follow from the cluster."""
+    """The values of each setting that a search tries; kinds and degrees follow from the cluster."""
 
     recompute: tuple[Recompute, ...] = RECOMPUTE
     # None tries every micro-batch.
@@ -38,35 +38,34 @@ class Space(NamedTuple):
     prefetch: tuple[int, ...] = (0, 1, 2)
     forward_prefetch: tuple[int, ...] = (0, 1)
     blocks_per_unit: tuple[int, ...] = (1, 2, 4)
-    # The second is for jobs whose logits take a part of the memory.
+    # All but the first are tried only if logits take a noticeable part of the memory.
     losses: tuple[Loss, ...] = ("plain", "chunked")
-    # Dtypes to reduce gradients in; none stands for that of the base. Others change the arithmetic.
+    # Dtypes to reduce gradients in; empty for the base's. Others change the arithmetic.
     reduce_dtypes: tuple[str, ...] = ()
     offload: bool = False
-    # Whether a resolved strategy may be chosen. A stack that cannot express a strategy refuses it
-    # here; the micro-batch plays no part. None allows all.
+    # Whether a resolved strategy may be chosen. A stack refuses strategies that it cannot express;
+    # this does not depend on the micro-batch. None allows all.
     allowed: Callable[[Strategy], bool] | None = None
-    # A resolved strategy as the stack runs it; layouts are tried in that form.
+    # Maps a resolved strategy to the strategy that the stack runs, which is what is searched.
     applied: Callable[[Strategy], Strategy] = _unchanged
     # Whether the stack has an optimizer. None allows all.
     has_optimizer: Callable[[Optimizer], bool] | None = None
-    # Whether an optimizer runs with a strategy, however its settings vary; by default in the
-    # trainer.
+    # Whether an optimizer can train with a strategy; by default in shardwise's own trainer.
     trains: Callable[[Optimizer, Strategy], bool] = is_trained_with
-    # The base strategy and the space of the same search with an adapter; None where the stack
-    # cannot express it. Without a function both stay as they are.
+    # Gives the base strategy and the space of the same search with an adapter; None if the stack
+    # cannot express the adapter. Without this function both stay as they are.
     adapted: Callable[[Adapter], tuple[Strategy, Space] | None] | None = None
 
-    # Parallelism that the stack has and that is not tried.
+    # Kinds of parallelism that the stack has but the search does not try.
     leaves_out: tuple[Parallelism, ...] = ()
     # Degrees of tensor and context parallelism; None tries all that divide model and cluster.
     tensor: tuple[int, ...] | None = None
     context: tuple[int, ...] | None = None
-    # Only those that let most devices share a sequence.
+    # Whether to try only the degrees with the most devices per sequence.
     most_divided: bool = False
 
     def divides(self, tensor: int, context: int) -> bool:
-        """Whether a pair of degrees is among those to try."""
+        """Whether a pair of tensor and context degrees is among those to try."""
         given = ((self.tensor, tensor), (self.context, context))
         return all(wanted is None or degree in wanted for wanted, degree in given)
 
@@ -75,11 +74,11 @@ class Space(NamedTuple):
 
     @property
     def for_stack(self) -> bool:
-        """Whether strategies run as a stack changes them."""
+        """Whether the search is for another stack, which may change strategies."""
         return self.applied is not _unchanged
 
     def quick(self) -> Space:
-        """Without what the last pass varies, which brings a few percent."""
+        """The space without the settings of the last pass, which gain only a few percent."""
         return self._replace(
             prefetch=self.prefetch[:1] if 1 not in self.prefetch else (1,),
             forward_prefetch=self.forward_prefetch[:1] if 0 not in self.forward_prefetch else (0,),
@@ -87,12 +86,12 @@ class Space(NamedTuple):
         )
 
     def coarse(self) -> Space:
-        """Enough to tell sizes of a cluster apart: few shares of recomputation, usual settings."""
+        """A reduced space to compare cluster sizes: few shares of recomputation, usual settings."""
         few = tuple(p for p in self.recompute if p in ("none", "selective", 0.5, "full"))
         return self.quick()._replace(recompute=few or self.recompute)
 
     def least_memory(self) -> Space:
-        """Only what takes the least memory."""
+        """The space reduced to the settings that need the least memory."""
         return self._replace(
             recompute=tuple(p for p in self.recompute if p == "full") or self.recompute,
             micro_batches=(1,),
@@ -110,12 +109,13 @@ def placements(
     split_root: bool = False,
     degrees: Degrees = WHOLE,
 ) -> list[Strategy]:
-    """Every way to lay the states out over the devices, resolved, the simplest first.
+    """Resolved strategies for every way to place the model states, the simplest first.
 
-    `base` gives what a plan does not choose: dtypes and compilation. Settings have their usual
-    value, or the first of the space that has not got it. The space may change layouts into those
-    that a stack runs. With `split_root` those that shard have embedding and head in units of their
-    own. With tensor or context parallelism, the devices of `cluster` are groups of devices.
+    `base` gives what a plan does not choose: dtypes and compilation. Other settings have their
+    usual value, or the first of the space if that is not in the space. `space.applied` may change
+    strategies into those that a stack runs. With `split_root`, embedding and head of sharded
+    strategies are separate units. With tensor or context parallelism, each device of `cluster`
+    stands for a group of devices.
     """
     space = space or Space()
     first = space.quick()
@@ -161,6 +161,8 @@ _UNSHARDED: dict[str, object] = {
 def _fields(
     cluster: ClusterSpec, accumulates: bool, degrees: Degrees
 ) -> Iterator[dict[str, object]]:
+    """The strategy fields of every placement: kind, sharding degree, reshard and grad sync."""
+
     def placed(kind: str, shard: int | None = None, **more: object) -> dict[str, object]:
         unset = {"reshard_after_forward": None, "grad_sync": None}
         return {"kind": kind, "shard": shard, **unset, **more}
@@ -169,7 +171,7 @@ def _fields(
         yield {**placed("single"), **_UNSHARDED}
         return
     if degrees.inner > 1:
-        # A group has a copy of the states to itself; those of a context group share it.
+        # Each group holds its own copy of the states, sharded over its context group.
         yield placed("zero2", 1)
         yield placed("zero3", 1)
     yield {**placed("ddp"), **_UNSHARDED}
@@ -182,14 +184,14 @@ def _fields(
             yield placed("zero3", shard, grad_sync="last")
         if accumulates and shard < cluster.devices:
             yield placed("zero3", shard, grad_sync="every")
-        # The engine has no such groups beside tensor groups.
+        # The engine does not combine integer resharding with tensor parallelism.
         if shard > cluster.devices_per_node > 1 and degrees.tensor == 1:
             group = cluster.devices_per_node * degrees.context
             yield placed("zero3", shard, reshard_after_forward=group)
 
 
 def group_sizes(cluster: ClusterSpec) -> list[int]:
-    """Degrees of sharding: all devices, then whole nodes and parts of one, by halves."""
+    """Sharding degrees to try, the largest first: all devices, then halves down to two devices."""
     sizes = {cluster.devices}
     nodes = cluster.nodes
     while nodes >= 1:

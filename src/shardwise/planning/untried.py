@@ -1,4 +1,4 @@
-"""Parallelism that shardwise does not run, where it would matter to a plan."""
+"""Kinds of parallelism that shardwise does not run but that could improve a plan."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from shardwise.predict.rates import comparison_error
 
 
 def untried(problem: Problem, winner: Candidate | None) -> Iterator[OtherParallelism]:
-    """The parallelism not tried that may be better than the winner; at most one reason.
+    """A reason that names parallelism not tried that may be better than the winner; at most one.
 
-    Expert parallelism may always be: it keeps experts where they are. Any other only where the
-    winner lacks what it brings.
+    Expert parallelism is always named, since it does not move experts. Other kinds are named only
+    if no configuration fits, or if the winner waits for communication or has a large batch.
     """
     if problem.cluster.devices == 1:
         return
@@ -28,11 +28,11 @@ def untried(problem: Problem, winner: Candidate | None) -> Iterator[OtherParalle
 
 
 def _lacking(problem: Problem, winner: Candidate) -> bool:
-    """Whether the winner waits noticeably, or has a larger batch than is usual.
+    """Whether the winner waits for communication noticeably, or has an unusually large batch.
 
-    What a step waits for communication is the most that other parallelism could save: less than
-    the error of comparison would be too close to call. And data parallelism needs a sequence for
-    each device or group; with other parallelism more devices share one.
+    Other parallelism could save at most the time that a step waits for communication; less than the
+    comparison error would be too close to call. And data parallelism needs a sequence for each
+    device or group, while with other parallelism more devices share a sequence.
     """
     if winner.exposed_s > comparison_error() * winner.step_s:
         return True

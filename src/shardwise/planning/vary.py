@@ -23,7 +23,7 @@ from shardwise.spec.wording import KeyedProblem
 
 
 def varied(problem: Problem, name: str, text: str) -> tuple[Problem, str]:
-    """The problem with one quantity changed, and the value as screens show it."""
+    """The problem with the quantity `name` set to the value `text`, and the value for screens."""
     if name not in VARIABLES:
         hint = did_you_mean(name, VARIABLES) or f"; known are {', '.join(VARIABLES)}"
         raise SpecError(f"vary: unknown quantity {name[:40]!r}{hint}")
@@ -50,7 +50,7 @@ def _link(problem: Problem, text: str) -> tuple[Problem, str]:
     rate = parse_rate(text if not _is_bare(text) else f"{text}GB/s")
     if rate <= 0:
         raise _refused("link", "must be more than 0; write it like 450GB/s")
-    # Measured on the other link.
+    # The calibration was measured with the original link.
     device = problem.cluster.device.but(link_bandwidth=rate)
     return _with_cluster(problem, device=device, calibration=None), write_byte_rate(rate)
 
@@ -62,10 +62,14 @@ def _memory(problem: Problem, text: str) -> tuple[Problem, str]:
 
 
 def _device(problem: Problem, text: str) -> tuple[Problem, str]:
+    """The problem on the device type `text`, and the name of that type.
+
+    The calibration is dropped, unless the device stays the same.
+    """
     device = catalogue.find_device(text)
     if device.name == problem.cluster.device.name:
         return problem, device.name
-    # Measured on the other device.
+    # The calibration was measured on the original device.
     return _with_cluster(problem, device=device, calibration=None), device.name
 
 
@@ -109,7 +113,7 @@ def _with_cluster(problem: Problem, **changes: Any) -> Problem:
 
 
 def node_size(cluster: ClusterSpec) -> int:
-    """Devices that one node can have: a single node may be filled up to its usual size."""
+    """Most devices of one node; for a single node at least the device's usual node size."""
     own = cluster.devices_per_node
     return max(own, cluster.device.node_size) if cluster.nodes == 1 else own
 
@@ -119,7 +123,7 @@ def _several_nodes(cluster: ClusterSpec) -> str:
 
 
 def needs_network(cluster: ClusterSpec) -> str:
-    """What to change where more than one node is asked for and no network is given."""
+    """The error message for a cluster of several nodes without a network."""
     return (
         f"more than one node needs a network; give --cluster "
         f"{cluster.nodes}x{cluster.devices_per_node}x{cluster.device.name}@400Gbps"
@@ -127,7 +131,10 @@ def needs_network(cluster: ClusterSpec) -> str:
 
 
 def sized(cluster: ClusterSpec, devices: int) -> ClusterSpec:
-    """The same kind of cluster with another number of devices, in full nodes."""
+    """The cluster with another number of devices, in full nodes.
+
+    Raises SpecError if they do not fill nodes, or if several nodes have no network.
+    """
     per_node = node_size(cluster)
     if devices < 1:
         raise _refused("devices", "must be at least 1")

@@ -1,4 +1,4 @@
-"""What to know before a plan is trusted: what was never fitted, is fragile, or was left out."""
+"""Warnings of a plan: devices without fitted runs, little headroom, parallelism not searched."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ from shardwise.spec.optimizer_sharding import INSTEAD
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 
-# A step that waits longer than it works is no recommendation where a stack has what would help.
+# If a stack has parallelism that is not searched, a step that waits for communication for a larger
+# share than this is not recommended.
 MOST_WAITING = 0.5
 
 
 def left_out(
     problem: Problem, units: Units, space: Space, winner: Candidate | None
 ) -> StackLeavesOut | None:
-    """The parallelism a stack is made of and the search does not try; None where it tries all."""
+    """A warning about a stack's useful parallelism that is not searched; None if there is none."""
     useful = other_parallelism(problem.model)
     kinds = tuple(kind for kind in space.leaves_out if kind in useful)
     if not kinds or problem.cluster.devices == 1:
@@ -59,7 +60,7 @@ def left_out(
 
 
 def _of_length(problem: Problem) -> Iterator[Reason]:
-    """What may be wrong with the sequence length that was asked for."""
+    """Warnings about the requested sequence length."""
     seq_len, positions = problem.job.seq_len, getattr(problem.model, "max_positions", None)
     if positions is not None and seq_len > positions:
         yield BeyondPositions(seq_len=seq_len, positions=positions)
@@ -71,9 +72,9 @@ def _of_length(problem: Problem) -> Iterator[Reason]:
 def warnings_of(
     problem: Problem, space: Space, found: Found, winner: Candidate | None, length_asked: bool
 ) -> Iterator[Reason]:
-    """All else to know: what was not tried, then the least certain first.
+    """All other warnings of a plan: the sequence length, what was not tried, what is uncertain.
 
-    `length_asked` where the sequence length is what somebody asked for.
+    `length_asked` is true if the user chose the sequence length.
     """
     if length_asked:
         yield from _of_length(problem)
@@ -102,20 +103,22 @@ def warnings_of(
 
 
 def is_uneven(problem: Problem, space: Space) -> bool:
-    """Whether no batch near the one asked for divides over all devices."""
+    """Whether no batch near the requested one divides over all devices."""
     try:
         batches(problem.job, problem.cluster, space.micro_batches, space.batch_tolerance)
     except UnevenBatchError:
         return True
     except SpecError:
-        # Fewer sequences than devices, which share them.
+        # Fewer sequences than devices: groups of devices share a sequence.
         return False
     return False
 
 
 def fewer_devices(problem: Problem, space: Space) -> tuple[ClusterSpec, FewerDevices] | None:
-    """The largest part of the cluster over which the batch divides, or a little less for one that
-    it divides more closely; None where that is less than half of the devices.
+    """The largest part of the cluster over which the batch divides, and a warning.
+
+    A slightly smaller part is taken if the batch divides more closely over it. None if only less
+    than half of the devices would do.
     """
     job, cluster = problem.job, problem.cluster
     away: list[tuple[float, ClusterSpec]] = []
@@ -140,7 +143,7 @@ def fewer_devices(problem: Problem, space: Space) -> tuple[ClusterSpec, FewerDev
 
 
 def _parts(cluster: ClusterSpec) -> Iterator[ClusterSpec]:
-    """Fewer nodes, or fewer devices of a single node, the largest first."""
+    """Clusters with fewer nodes, or with fewer devices of a single node, the largest first."""
     for nodes in range(cluster.nodes - 1, 0, -1):
         yield cluster.but(nodes=nodes)
     if cluster.nodes == 1:

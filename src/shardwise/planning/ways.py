@@ -1,4 +1,4 @@
-"""The smallest changes of a command after which what does not fit would fit."""
+"""The smallest changes of a command that make a configuration fit in memory."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from shardwise.spec.job import Job
 from shardwise.spec.optimizer import SMALLER
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
-from shardwise.step import Verdict
+from shardwise.step.profile import Verdict
 
 MOST_DEVICES = 2**17
 MOST_WAYS = 3
 
 
 class Change(NamedTuple):
-    """One way to make it fit: options to type, what it needs then, and of the host."""
+    """A change that makes a run fit: options to type, and bytes then needed (device and host)."""
 
     options: str
     needed_bytes: int
     host_bytes: int = 0
-    # Only likely to fit; offered where nothing else is.
+    # Whether it is only likely to fit; such changes are offered only if no other exists.
     at_risk: bool = False
 
 
@@ -35,19 +35,20 @@ Changes = dict[str, object]
 
 
 class _Tried(NamedTuple):
-    """Options to type, and the resolved strategy that a run with them has."""
+    """Options to type, and the resolved strategy of a run with these options."""
 
     options: str
     strategy: Strategy
 
 
 def ways_to_fit(problem: Problem, strategy: Strategy, space: Space, units: Units) -> list[Change]:
-    """The smallest changes of settings, then of the number of devices, after which it fits.
+    """The smallest changes after which `strategy` fits: of settings, then of the device count.
 
     Options are complete: added to a command whose strategy is the base of the problem, they give
-    the needed bytes that are stated.
+    the stated needed bytes.
 
-    Where none fits safely, what is at risk is offered, unless the strategy itself already is.
+    If no change fits safely, changes that are at risk are returned, unless `strategy` itself is at
+    risk already.
     """
     command, cluster, job = problem.base, problem.cluster, problem.job
     trained = space.trains(job.optimizer, strategy)
@@ -91,7 +92,10 @@ def ways_to_fit(problem: Problem, strategy: Strategy, space: Space, units: Units
 
 
 def _with_smaller_states(ways: Iterable[_Tried], job: Job) -> tuple[list[_Tried], Job]:
-    """The same with optimizer states in fewer bits, and the job they then are for."""
+    """The changes combined with smaller optimizer states, and the job with that optimizer.
+
+    Empty if the optimizer has no smaller variant.
+    """
     smaller = SMALLER.get(job.optimizer)
     if smaller is None:
         return [], job
@@ -102,7 +106,7 @@ def _with_smaller_states(ways: Iterable[_Tried], job: Job) -> tuple[list[_Tried]
 
 
 def _useful(ways: list[Change]) -> list[Change]:
-    """Without those that add options to another and save next to nothing by it."""
+    """The changes, without those that only add options to another one and save less than 1 %."""
     return [
         way
         for way in ways
@@ -114,7 +118,7 @@ def _useful(ways: list[Change]) -> list[Change]:
     ]
 
 
-# Settings that no option of `estimate` sets.
+# Settings that cannot be set by options of `estimate`.
 _NO_OPTION = ("forward_prefetch", "ddp_bucket_mib", "compile")
 _OPTIONS = {
     "micro_batch": "--micro-batch",
@@ -129,14 +133,14 @@ _OPTIONS = {
     "offload": "--offload",
 }
 _FLAGS = ("split_root", "offload")
-# What another kind sets anew, unless the command sets it.
+# Settings that depend on the kind, unless the command sets them.
 _BY_KIND = ("grad_sync", "reshard_after_forward")
 
 
 def _resolved(
     strategy: Strategy, changes: Changes, cluster: ClusterSpec, job: Job
 ) -> Strategy | None:
-    """A changed strategy as a run has it; None where it is not possible."""
+    """A strategy with changes, resolved for a cluster and job; None if that is not possible."""
     try:
         changed = strategy.but(**changes).resolve(cluster.devices, cluster.devices_per_node)
         return job.split(changed)
@@ -145,7 +149,7 @@ def _resolved(
 
 
 def _as_run(typed: _Tried, space: Space) -> Iterator[_Tried]:
-    """As a stack runs it; nothing where it has no such layout."""
+    """The change with the strategy as a stack runs it; nothing if the stack cannot run it."""
     try:
         yield typed._replace(strategy=space.applied(typed.strategy))
     except SpecError:
@@ -153,14 +157,14 @@ def _as_run(typed: _Tried, space: Space) -> Iterator[_Tried]:
 
 
 def _quoted(text: str) -> str:
-    """As a shell takes it."""
+    """The text in double quotes if it contains a space."""
     return f'"{text}"' if " " in text else text
 
 
 def _typed(base: Strategy, wanted: Strategy, cluster: ClusterSpec, job: Job) -> _Tried | None:
     """All options that turn a command with the strategy `base` into one with `wanted`.
 
-    None where options cannot say it.
+    None if options cannot express the change.
     """
     moved = base.devices != wanted.devices
     options = [f"--cluster {cluster}"] if moved else []
@@ -193,7 +197,7 @@ def _typed(base: Strategy, wanted: Strategy, cluster: ClusterSpec, job: Job) -> 
 def _with_verdict(
     wanted: Verdict, units: Units, tried: Iterable[_Tried], cluster: ClusterSpec, job: Job
 ) -> list[Change]:
-    """Those with a verdict, in their order."""
+    """The changes whose memory verdict is `wanted`, in their order."""
     ways = list(tried)
     alike: dict[tuple[object, ...], list[int]] = {}
     for index, (_, strategy) in enumerate(ways):
@@ -222,7 +226,7 @@ _UNSET: dict[str, object] = {
 
 
 def _candidates(strategy: Strategy, cluster: ClusterSpec, chunked: bool) -> Iterator[Changes]:
-    """One change first, then two, then three, then with offload."""
+    """Field changes to try: one change first, then two, then three, then with offload."""
     loss: list[Changes] = [{"loss": "chunked"}] if chunked and strategy.loss == "plain" else []
     recompute: list[Changes] = [{"recompute": "full"}] if strategy.recompute != "full" else []
     batch: list[Changes] = []
@@ -251,7 +255,7 @@ def _candidates(strategy: Strategy, cluster: ClusterSpec, chunked: bool) -> Iter
 
 
 def _shardings(strategy: Strategy, cluster: ClusterSpec) -> Iterator[Changes]:
-    """Full sharding, then smaller and smaller groups, which pad less."""
+    """Field changes to ZeRO-3 over all devices, then over smaller groups, which pad less."""
     devices = cluster.devices // strategy.mesh.inner
     if devices == 1:
         return
@@ -265,7 +269,10 @@ def _shardings(strategy: Strategy, cluster: ClusterSpec) -> Iterator[Changes]:
 def _on_more_devices(
     strategy: Strategy, cluster: ClusterSpec, job: Job
 ) -> Iterator[tuple[ClusterSpec, Strategy]]:
-    """ZeRO-3 on more devices, in steps of a third to a half; a single node is filled first."""
+    """Larger clusters and `strategy` as ZeRO-3 on them, in steps of a third to a half.
+
+    A single node is filled first.
+    """
     own = cluster.devices_per_node
     per_node = max(own, cluster.device.node_size) if cluster.nodes == 1 else own
     doubled = cluster.devices * 2

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from shardwise.planning.choice import Found
 from shardwise.planning.limits import limits_of
+from shardwise.planning.make import check
 from shardwise.planning.money import Budget
-from shardwise.planning.plan import check
 from shardwise.planning.price import mfu_of, price_one
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.rows import Candidate
@@ -21,44 +21,44 @@ from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from shardwise.step.profile import Bottleneck
 
-# Prefetch and blocks per unit change all points alike, so studies leave them out.
+# Prefetch and blocks per unit affect all points in the same way, so studies do not vary them.
 QUICK = Space().quick()
 
 
 class Point(NamedTuple):
-    """One value of what is varied, and the best configuration there; None if none fits."""
+    """One value of the varied quantity, and its best configuration; None if none fits."""
 
     value: str
     problem: Problem
     candidate: Candidate | None
     mfu: float | None
     binding: Bottleneck
-    # Why this value is not possible; empty where it is.
+    # Why this value is not possible; empty if it is possible.
     refused: str = ""
-    # Whether the bandwidth that binds is that of the link inside a node.
+    # Whether the binding bandwidth is that of the link inside a node.
     link_binds: bool = False
     regime: Regime = "dense"
 
     @property
     def fitted(self) -> bool:
-        """Whether step times of this device were fitted to measured runs."""
+        """Whether step times were fitted to runs on such devices, or calibrated on the cluster."""
         return is_fitted(self.problem.cluster)
 
     @property
     def error_interval(self) -> tuple[float, float]:
-        """Relative error of the step time that nine of ten runs stay within."""
+        """Relative error (low, high) of the predicted speed, in nine of ten runs."""
         return error_interval(self.problem.cluster, self.regime)
 
     @property
     def step_s_interval(self) -> tuple[float, float] | None:
-        """Seconds that nine of ten measured steps lie between."""
+        """Seconds (low, high) between which nine of ten measured steps are; None if none fits."""
         if self.candidate is None:
             return None
         low, high = self.error_interval
         return self.candidate.step_s * (1 + low), self.candidate.step_s * (1 + high)
 
     def to_dict(self, budget: Budget | None = None) -> dict[str, Any]:
-        """The point as `--json` prints it; with its cost where a budget is given."""
+        """The point as `--json` prints it, with its cost if a budget is given."""
         if self.candidate is None:
             refused = {"refused": self.refused} if self.refused else {}
             return {"value": self.value, "fits": False, **refused}
@@ -88,7 +88,10 @@ class Point(NamedTuple):
 def point(
     problem: Problem, value: str, fixed: Strategy | None = None, space: Space = QUICK
 ) -> Point:
-    """The best configuration of a problem, or a fixed strategy on its cluster."""
+    """Predict a point: the best configuration of a problem, or a fixed strategy on its cluster.
+
+    `value` is the varied quantity's value, as screens show it.
+    """
     check(problem)
     if fixed is not None:
         return _fixed_point(problem, value, fixed)
@@ -98,6 +101,7 @@ def point(
 
 
 def _best_point(problem: Problem, value: str, search: Search, found: Found) -> Point:
+    """The point with the recommended configuration of a search."""
     best = found.best()
     if best is None:
         return Point(value, problem, None, None, "memory")
@@ -110,6 +114,7 @@ def _best_point(problem: Problem, value: str, search: Search, found: Found) -> P
 
 
 def _fixed_point(problem: Problem, value: str, fixed: Strategy) -> Point:
+    """The point of a fixed strategy, adapted to the cluster's number of devices."""
     cluster = problem.cluster
     strategy = fixed
     if strategy.devices != cluster.devices:
@@ -127,9 +132,9 @@ def _fixed_point(problem: Problem, value: str, fixed: Strategy) -> Point:
 
 
 class Points:
-    """Points of one problem as one quantity varies.
+    """Points of one problem for values of one quantity.
 
-    Networks share one search: memory stays the same, and only times are predicted again.
+    All networks share one search: memory stays the same, and only times are predicted again.
     """
 
     def __init__(self, problem: Problem, name: str, fixed: Strategy | None) -> None:
@@ -137,7 +142,7 @@ class Points:
         self._search: Search | None = None
 
     def at(self, text: str) -> Point:
-        """The point at a value; SpecError where the value is not possible."""
+        """The point at a value; raises SpecError if the value is not possible."""
         changed, value = varied(self.problem, self.name, text)
         if self.name != "network" or self.fixed is not None:
             return point(changed, value, self.fixed)
@@ -152,9 +157,9 @@ class Points:
 def study(
     problem: Problem, name: str, values: Iterable[str], fixed: Strategy | None = None
 ) -> list[Point]:
-    """A point for each value; a value that is not possible is refused in its row.
+    """A point for each value; an impossible value gives a point with `refused` set.
 
-    Raises SpecError where no value is possible.
+    Raises SpecError if no value is possible.
     """
     points = Points(problem, name, fixed)
     found: list[Point] = []

@@ -1,1 +1,1 @@
-"""Units, strategy and cluster become memory, traffic and work."""
+"""Predict memory, traffic and time of a step from units and strategy."""

@@ -1,9 +1,9 @@
 """Sharded training in closed form: what memory and bandwidth allow, before any schedule.
 
 A model is `layers` equal blocks of 12·hidden² parameters; embeddings and head are left out. A step
-is two races, each won by the slower: the forward against the passes of the whole model over the
-network in it, the backward against its own. Simulations are judged against these figures; they
-are not estimates of a run.
+is a forward and a backward. Each takes as long as the slower of two things that overlap: its
+compute, and its all-gathers and reduce-scatters of all parameters. Simulations are judged against
+these figures; they are not estimates of a run.
 
 FLOPs follow the non-causal convention: attention counts every query against every key, which adds
 4·hidden·seq_len to the 24·hidden² a token takes in a block's forward.
@@ -31,21 +31,21 @@ import numpy as np
 import numpy.typing as npt
 
 Numbers = float | npt.NDArray[Any]
-# Of ZeRO; 0 is plain data parallelism.
+# Stages of ZeRO; 0 is plain data parallelism.
 ZeroStage = Literal[0, 1, 2, 3]
 
 # Bytes per token and unit of width that a block keeps for its backward with fused attention, in
 # 16-bit precision: Korthikanti, section 4.1, equation 1 without the term of the scores.
 BLOCK_ACTIVATION_BYTES = 34.0
-# Whole units beside the shards: the one at work, the one gathered ahead (FSDP, section 3.4.2: two
-# gathers at once), and gradients.
+# Unsharded units held in addition to the shards: the unit being computed, the unit being
+# prefetched (FSDP, section 3.4.2: two gathers at once), and one unit's gradients.
 TRANSIENT_UNITS = 3
 # fp32 master and two moments, in elements of the 16-bit compute dtype: ZeRO, section 3.1, K = 12.
 OPTIMIZER_ELEMENTS = 6
 
 
 class Shape(NamedTuple):
-    """A model, as far as the closed form tells models apart."""
+    """The properties of a model that the closed form uses."""
 
     layers: int
     hidden: int
@@ -73,16 +73,20 @@ class Machine(NamedTuple):
 
 
 def block_parameters(hidden: int) -> int:
-    """Four attention matrices, and two of an MLP four times as wide: Korthikanti, appendix A."""
+    """Number of parameters of one block: 12·hidden².
+
+    Four attention matrices, and two of an MLP four times as wide: Korthikanti, appendix A.
+    """
     return 12 * hidden**2
 
 
 def state_bytes(
     parameters: Numbers, devices: Numbers, stage: ZeroStage, itemsize: int = 2
 ) -> Numbers:
-    """Parameters, gradients and Adam's state on one device; each stage shards one more of them.
+    """Bytes of parameters, gradients and Adam states on one device.
 
-    ZeRO, sections 5.1 to 5.3: 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N and 16Ψ/N bytes.
+    Each ZeRO stage shards one more of them. ZeRO, sections 5.1 to 5.3: 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N and
+    16Ψ/N bytes.
     """
     sizes = (1, 1, OPTIMIZER_ELEMENTS)
     whole = sum(sizes[: 3 - stage])
@@ -90,29 +94,32 @@ def state_bytes(
 
 
 def least_state_bytes(parameters: Numbers, devices: Numbers, itemsize: int = 2) -> Numbers:
-    """Master parameters and moments alone: what `fully_shard` holds beside all activations.
+    """Bytes per device of the sharded master parameters and Adam moments alone.
 
-    It casts parameters as it gathers them, and the gradients of a step's first micro-batch come as
-    its activations go. ZeRO, section 3.1 without parameters and gradients.
+    These are the states that `fully_shard` holds while all activations are alive: it casts
+    parameters when it gathers them, and in a step's first micro-batch gradients appear as
+    activations are freed. ZeRO, section 3.1 without parameters and gradients.
     """
     return parameters * itemsize * OPTIMIZER_ELEMENTS / devices
 
 
 def transient_bytes(hidden: int, itemsize: int = 2, units: float = TRANSIENT_UNITS) -> float:
-    """Blocks that are whole while they are at work: FSDP, section 3.2.1, the largest unit."""
+    """Bytes of `units` unsharded blocks, held while blocks compute: FSDP, section 3.2.1."""
     return units * block_parameters(hidden) * itemsize
 
 
 def free_bytes(shape: Shape, devices: Numbers, memory_bytes: Numbers, stage: ZeroStage) -> Numbers:
-    """What state and transient units leave for activations (Wang); negative: out of memory."""
+    """Bytes per device left for activations (Wang); negative if the states alone do not fit."""
     state = state_bytes(shape.parameters, devices, stage, shape.itemsize)
     return memory_bytes - state - transient_bytes(shape.hidden, shape.itemsize)
 
 
 def activation_bytes(shape: Shape, tokens: Numbers, kept: Numbers) -> Numbers:
-    """The share `kept` of what blocks save, block inputs for the rest, and one block recomputed.
+    """Bytes of activations on one device for `tokens` tokens.
 
-    Korthikanti, section 4.1 and table 2: 34·s·b·h bytes, or 2·s·b·h with full recompute.
+    `kept` is the share of blocks' activations that is saved, 0 to 1. For the rest only block inputs
+    are saved, and one block at a time is recomputed. Korthikanti, section 4.1 and table 2:
+    34·s·b·h bytes, or 2·s·b·h with full recompute.
     """
     saved = BLOCK_ACTIVATION_BYTES * shape.hidden
     entry = float(shape.hidden * shape.itemsize)
@@ -122,7 +129,7 @@ def activation_bytes(shape: Shape, tokens: Numbers, kept: Numbers) -> Numbers:
 
 
 def most_tokens(free: Numbers, shape: Shape) -> Numbers:
-    """Tokens of one device that fill `free` bytes with nothing but the inputs of blocks (Wang)."""
+    """Most tokens per device whose block inputs alone fit in `free` bytes (Wang)."""
     return free / (shape.layers * shape.hidden * shape.itemsize)
 
 
@@ -136,27 +143,28 @@ def transfer_s(
     messages: int = 1,
     hop_s: Numbers = 0.0,
 ) -> Numbers:
-    """One pass of `size` bytes around a ring: all-gather or reduce-scatter, in `messages` calls.
+    """Seconds of ring all-gathers or reduce-scatters of `size` bytes in total, in `messages` calls.
 
-    A device sends (N - 1)/N of it: FSDP, section 3.2.2.
+    A device sends (N - 1)/N of the bytes: FSDP, section 3.2.2. `hop_s` is seconds per hop.
     """
-    # Written so that infinitely many devices are a number too.
+    # Written so that an infinite number of devices gives a finite result.
     hops = 0.0 if np.all(np.equal(hop_s, 0.0)) else messages * (devices - 1) * hop_s
     return size * (1 - 1 / devices) / bandwidth + hops
 
 
 class Passes(NamedTuple):
-    """Passes of the whole model that race with the forward and with the backward."""
+    """How often all parameters (or gradients) cross the network in the forward and the backward."""
 
     forward: int
     backward: int
 
 
 def passes(stage: ZeroStage, separate: bool = False) -> Passes:
-    """With `separate` groups, gathers and reduce-scatters of the backward run side by side.
+    """How often all parameters or gradients cross the network, by ZeRO stage.
 
-    ZeRO, section 7: two passes of data parallelism, two of stages 1 and 2, three of stage 3. One
-    group runs them one after the other: FSDP, section 3.3.2.
+    ZeRO, section 7: two passes of data parallelism, two of stages 1 and 2, three of stage 3. With
+    `separate` process groups, the backward's all-gathers and reduce-scatters run at the same time
+    and count once. One group runs them one after the other: FSDP, section 3.3.2.
     """
     if stage == 0:
         return Passes(forward=0, backward=2)
@@ -169,7 +177,7 @@ def passes(stage: ZeroStage, separate: bool = False) -> Passes:
 
 
 def forward_flops(shape: Shape) -> float:
-    """FLOPs per token of a forward, attention not causal: 24·L·H²·(1 + l/6H).
+    """FLOPs per token of a forward, with non-causal attention: 24·L·H²·(1 + l/6H).
 
     Korthikanti, appendix A, equation 7 without the head.
     """
@@ -177,14 +185,16 @@ def forward_flops(shape: Shape) -> float:
 
 
 def compute_s(tokens: Numbers, flops_per_token: Numbers, machine: Machine) -> Numbers:
-    """Seconds at the best share of the peak that kernels reach (Wang)."""
+    """Seconds to compute `tokens` at the machine's efficiency, a share of the peak (Wang)."""
     return tokens * flops_per_token / (machine.efficiency * machine.peak_flops)
 
 
 def step_s(forward_s: Numbers, kept: Numbers, pass_s: Numbers, moved: Passes) -> Numbers:
-    """Two races: the backward computes twice the forward, and again what was not kept.
+    """Seconds of a step: max(compute, communication) of the forward plus that of the backward.
 
-    Compute and communication overlap: FSDP, section 3.3.1. The sum of two maxima: Wang.
+    The backward computes twice the forward, and recomputes the share that was not `kept`. `pass_s`
+    is seconds of one pass of the model over the network, `moved` the number of passes. Compute and
+    communication overlap: FSDP, section 3.3.1. The sum of two maxima: Wang.
     """
     forward = np.maximum(forward_s, moved.forward * pass_s)
     backward = np.maximum((3.0 - kept) * forward_s, moved.backward * pass_s)
@@ -196,21 +206,27 @@ def step_s(forward_s: Numbers, kept: Numbers, pass_s: Numbers, moved: Passes) ->
 
 
 def mfu(tokens_per_s: Numbers, flops_per_token: Numbers, peak_flops: Numbers) -> Numbers:
-    """Of the peak, what forward and backward need: Korthikanti, section 6.3."""
+    """Model FLOPs utilization per device: forward and backward, without recomputation.
+
+    Korthikanti, section 6.3. `tokens_per_s` is per device; `flops_per_token` is a forward's.
+    """
     return 3.0 * flops_per_token * tokens_per_s / peak_flops
 
 
 def hfu(
     tokens_per_s: Numbers, flops_per_token: Numbers, peak_flops: Numbers, kept: Numbers
 ) -> Numbers:
-    """Of the peak, what is computed: recomputation too. Korthikanti, section 6.3."""
+    """Hardware FLOPs utilization per device: MFU plus recomputation. Korthikanti, section 6.3."""
     return (4.0 - kept) * flops_per_token * tokens_per_s / peak_flops
 
 
 def bandwidth_ceiling(
     tokens: Numbers, flops_per_token: Numbers, pass_s: Numbers, peak_flops: Numbers
 ) -> Numbers:
-    """MFU that `tokens` per device and step cannot exceed, in three passes of the model (Wang)."""
+    """Highest MFU that the network allows for `tokens` per device and step (Wang).
+
+    `pass_s` is seconds of one pass of all parameters over the network; a step has three.
+    """
     return mfu(tokens / (3.0 * pass_s), flops_per_token, peak_flops)
 
 
@@ -221,7 +237,7 @@ def memory_ceiling(
     peak_flops: Numbers,
     devices: Numbers = np.inf,
 ) -> Numbers:
-    """MFU that no batch exceeds: 2(1 + l/6H)·free·bandwidth / (L·H·Q²·peak). The result of Wang.
+    """Highest MFU at any batch size: 2(1 + l/6H)·free·bandwidth / (L·H·Q²·peak). Result of Wang.
 
     Above 1, neither memory nor network is the limit. A ring of few devices sends less than the
     whole model, which raises the ceiling by devices / (devices - 1). `bandwidth` is that of the
@@ -235,7 +251,7 @@ def memory_ceiling(
 
 
 def hiding_bandwidth(shape: Shape, tokens: Numbers, machine: Machine) -> Numbers:
-    """The bandwidth from which on a forward hides its gathers, however many the devices (Wang)."""
+    """Bytes per second at which a forward hides its all-gathers on any number of devices (Wang)."""
     return shape.parameters * shape.itemsize / compute_s(tokens, forward_flops(shape), machine)
 
 
@@ -248,7 +264,7 @@ STAGES: tuple[ZeroStage, ...] = (3, 2)
 
 @dataclass(frozen=True, kw_only=True)
 class Optimum:
-    """The setting with the highest MFU, and what it reaches."""
+    """The setting with the highest MFU, and its predicted figures per device."""
 
     stage: ZeroStage
     kept: float
@@ -257,7 +273,7 @@ class Optimum:
     tokens_per_s: float
     mfu: float
     hfu: float
-    # Memory that nothing uses.
+    # Bytes per device left unused.
     spare_bytes: float
     bound_by: Literal["compute", "bandwidth"]
 
@@ -270,9 +286,9 @@ def best(
     batches: tuple[int, ...] = BATCHES,
     separate: bool = False,
 ) -> Optimum | None:
-    """Try every setting and keep the best that fits, as Wang does; None where none does.
+    """The setting with the highest MFU that fits in memory, as Wang searches; None if none fits.
 
-    Of equals the first is kept: stages in the order given, the smallest kept share and batch.
+    Ties go to the first: stages in the order given, then the smallest kept share and batch.
     """
     kept, batch = np.meshgrid(np.asarray(kept_shares), np.asarray(batches), indexing="ij")
     tokens = batch * float(shape.seq_len)

@@ -1,8 +1,8 @@
-"""Seconds of what a device computes.
+"""Seconds of compute on one device.
 
-Each product takes its FLOPs at a share of the peak, and a fixed time; attention reaches its share
-on long sequences only; element-wise work runs at memory bandwidth; and nothing is faster than the
-host that launches it.
+A matrix product takes its FLOPs at a share of the peak, plus a fixed time. Attention reaches its
+share of the peak on long sequences only. Element-wise work runs at memory bandwidth. A pass takes
+at least as long as the host needs to launch its kernels.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ import numpy as np
 
 from shardwise.predict.configurations import Floats
 from shardwise.predict.rates import Coefficients, Hardware
-from shardwise.units.unit import Policy, Stage
+from shardwise.units.stage import Policy, Stage
 
-# Sizes of heads that attention kernels were measured with.
+# Head dimensions that attention kernels were measured with.
 NARROW, WIDE = 64, 128
 
 
 class _Pass(NamedTuple):
-    """A forward, a backward or a recompute: FLOPs and bytes per token."""
+    """FLOPs and relative memory traffic per token of a forward, a backward or a recompute."""
 
     matmul_flops: float
     attention_flops: float
-    # Passes over what the forward reads and writes, and launches of its kernels.
+    # Memory traffic and kernel launches, as a multiple of the forward's.
     passes: float
-    # Shares of all bytes that the head moves beyond its element-wise operations.
+    # Share of `Coefficients.head_bytes`, which the head moves beyond its element-wise operations.
     head: float
     backward: bool = False
 
 
 class Parts(NamedTuple):
-    """What a pass is made of; the host's part runs beside the others."""
+    """Seconds of a pass by kind of work; the host runs in parallel with the other three."""
 
     products: Floats | float
     attention: Floats
@@ -47,18 +47,21 @@ class Parts(NamedTuple):
 
 
 def forward_s(stage: Stage, tokens: Floats, h: Hardware, k: Coefficients) -> Floats:
-    """A forward of `tokens` of one device."""
+    """Seconds of a forward of `tokens` tokens on one device."""
     return forward_parts(stage, tokens, h, k).seconds
 
 
 def forward_parts(stage: Stage, tokens: Floats, h: Hardware, k: Coefficients) -> Parts:
-    """The same, part by part."""
+    """Seconds of a forward of `tokens` tokens on one device, by kind of work."""
     done = _Pass(stage.matmul_flops, stage.attention_flops, 1.0, 1 / 3)
     return _parts(stage, done, tokens, h, k)
 
 
 def backward_s(stage: Stage, tokens: Floats, h: Hardware, k: Coefficients) -> Floats:
-    """An attention kernel's backward does two and a half times its forward."""
+    """Seconds of a backward of `tokens` tokens on one device.
+
+    An attention kernel's backward has two and a half times the FLOPs of its forward.
+    """
     attention = 2.5 * stage.attention_flops
     done = _Pass(stage.backward_matmul_flops, attention, 2.0, 2 / 3, backward=True)
     return _parts(stage, done, tokens, h, k).seconds
@@ -67,13 +70,14 @@ def backward_s(stage: Stage, tokens: Floats, h: Hardware, k: Coefficients) -> Fl
 def recompute_s(
     stage: Stage, policy: Policy, tokens: Floats, h: Hardware, k: Coefficients
 ) -> Floats:
-    """What a recompute policy adds to a backward."""
+    """Seconds that a recompute policy adds to a backward of `tokens` tokens on one device."""
     kept = stage.kept[policy]
     done = _Pass(kept.recomputed_matmul_flops, kept.recomputed_attention_flops, 1.0, 1 / 3)
     return _parts(stage, done, tokens, h, k).seconds
 
 
 def _parts(stage: Stage, done: _Pass, tokens: Floats, h: Hardware, k: Coefficients) -> Parts:
+    """Seconds of one pass of `tokens` tokens on one device, by kind of work."""
     fused = k.fused if stage.compiled else 0.0
     moved = done.passes * (fused * stage.fused_bytes + (1.0 - fused) * stage.elementwise_bytes)
     # Beyond what element-wise operations of the head read and write.
@@ -89,10 +93,11 @@ def _parts(stage: Stage, done: _Pass, tokens: Floats, h: Hardware, k: Coefficien
 def _products(
     stage: Stage, done: _Pass, tokens: Floats, h: Hardware, k: Coefficients
 ) -> Floats | float:
+    """Seconds of the matrix products of a pass, those of experts included."""
     if not np.any(done.matmul_flops):
         return 0.0
     flops = done.matmul_flops * tokens
-    # As many products as their share of the forward's FLOPs says.
+    # The number of products is taken to grow with their FLOPs, relative to the forward.
     share = done.matmul_flops / np.maximum(stage.matmul_flops, 1e-9)
     fixed = np.where(flops > 0, k.matmul_half_s / k.matmul_efficiency, 0.0)
     products = flops / (h.peak_flops * k.matmul_efficiency)
@@ -101,7 +106,7 @@ def _products(
         products = products * relative * (1.0 + cast_width / stage.product_width)
     seconds: Floats = products + fixed + k.product_s * stage.products * share
     if np.any(stage.experts):
-        # The kernel of all experts is slow where each gets few tokens; and tokens are sorted.
+        # The grouped kernel of experts is slow with few tokens per expert; and tokens are sorted.
         each = np.maximum(tokens * stage.routed, 1e-9) / np.maximum(stage.experts, 1)
         grouped = stage.grouped_flops / np.maximum(stage.matmul_flops, 1e-9)
         seconds = seconds + products * grouped * k.grouped_half_tokens / each
@@ -110,11 +115,11 @@ def _products(
 
 
 def _scores(stage: Stage, done: _Pass, tokens: Floats, h: Hardware, k: Coefficients) -> Floats:
-    """Attention; a causal kernel does half of what is counted."""
+    """Seconds of the attention scores of a pass; a causal kernel does half the counted FLOPs."""
     efficiency, half = k.attention_efficiency, k.attention_half_span
     if done.backward:
         efficiency, half = efficiency * k.attention_backward, half * k.attention_backward_span
-    # Clipping one number takes numpy ten times as long.
+    # np.clip takes ten times as long on a single number.
     width = np.minimum(np.maximum(stage.head_dim, NARROW), WIDE)
     narrow = np.log2(WIDE / width) / np.log2(WIDE / NARROW)
     efficiency = efficiency * k.narrow_heads**narrow
@@ -124,7 +129,7 @@ def _scores(stage: Stage, done: _Pass, tokens: Floats, h: Hardware, k: Coefficie
 
 
 def _host(stage: Stage, done: _Pass, k: Coefficients) -> Floats | float:
-    """What the host takes to launch a pass: the device waits for it where it is faster."""
+    """Seconds the host takes to launch the kernels of a pass; a faster device waits for it."""
     launches = stage.kernels * k.launch_s
     if stage.compiled:
         launches = launches * k.compiled_launch

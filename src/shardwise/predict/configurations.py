@@ -1,4 +1,4 @@
-"""Many strategies as columns, so that one pass of numpy prices them all."""
+"""Strategies as numpy columns, so that one vectorised pass predicts many of them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Configurations:
-    """One row per resolved strategy. Rows must agree on what shapes the units themselves."""
+    """Columns of settings, one row per resolved strategy. All rows share the same model units."""
 
-    # Devices that share one copy of the states: those of a context group do too.
+    # Devices that share one copy of the model states; devices of a context group count too.
     shard: Ints
     replicate: Ints
     context: Ints
     tensor: Ints
-    # How many devices lie between neighbours: of a shard or context group, of replicas, of a
-    # tensor group.
+    # Distance in ranks between neighbours: of a shard or context group, of replicas, of a tensor
+    # group.
     shard_stride: Ints
     replicate_stride: Ints
     tensor_stride: Ints
@@ -39,7 +39,7 @@ class Configurations:
     sharded: Bools
     ddp: Bools
     reshard_forward: Bools
-    # Group size of an integer reshard; 0 where resharding is all or nothing.
+    # Group size of an integer `reshard_after_forward`; 0 where it is a bool.
     reshard_group: Ints
     reshard_backward: Bools
     # Whether gradients are reduced over the shard axis, and over the replicate axis, on every
@@ -48,20 +48,21 @@ class Configurations:
     replicate_sync_every: Bools
     prefetch: Ints
     forward_prefetch: Ints
-    # Embedding and head in units of their own.
+    # Whether embedding and head are FSDP units of their own.
     split_root: Bools
-    # Chunks of tokens that head and loss go through; 1 for all at once.
+    # Number of token chunks in which head and loss are computed; 1 for all at once.
     loss_chunks: Ints
     offload: Bools
-    # Blocks from the first on that recompute everything; 1.0 under "full", 0.0 under "none".
+    # Share of blocks, counted from the first, that recompute everything: 1.0 for "full", 0.0 for
+    # "none".
     full_recompute: Floats
     selective: Bools
-    # 0 where torch chooses.
+    # Size of DDP's buckets; 0 for torch's default.
     bucket_bytes: Floats
 
     @classmethod
     def of(cls, strategies: Sequence[Strategy]) -> Configurations:
-        """Columns from strategies that `Strategy.resolve` has completed."""
+        """Columns of strategies that `Strategy.resolve` has completed; ValueError otherwise."""
         for strategy in strategies:
             if strategy.grad_sync is None or strategy.shard is None:
                 raise ValueError("strategies must be resolved against a cluster first")
@@ -84,7 +85,7 @@ class Configurations:
             micro_batch=ints([s.micro_batch for s in strategies]),
             accumulate=ints([s.accumulate for s in strategies]),
             param_bytes=ints([DTYPE_BYTES[s.param_dtype] for s in strategies]),
-            # DDP reduces gradients as they are, in the dtype of the parameters.
+            # DDP reduces gradients in the dtype of its parameters.
             reduce_bytes=ints(
                 [
                     DTYPE_BYTES[s.master_dtype if s.kind == "ddp" else s.reduce_dtype]
@@ -116,10 +117,10 @@ class Configurations:
 
     @property
     def data_parallel(self) -> Ints:
-        """Devices, or groups of them, that see different sequences."""
+        """Number of data-parallel ranks: devices or context groups that see different sequences."""
         return self.replicate * self.shard // self.context
 
     def take(self, rows: Ints) -> Configurations:
-        """These rows, in this order, any of them more than once."""
+        """The rows with these indices, in this order; an index may repeat."""
         columns = {f.name: getattr(self, f.name)[rows] for f in fields(self)}
         return Configurations(**columns)

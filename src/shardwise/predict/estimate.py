@@ -1,4 +1,4 @@
-"""One configuration, priced: units, strategy and cluster become a StepProfile."""
+"""Predict a StepProfile for one configuration: a model's units, a strategy and a cluster."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from shardwise.spec.cluster import ClusterSpec, DeviceSpec
 from shardwise.spec.job import Job
 from shardwise.spec.software import find_software
 from shardwise.spec.strategy import Strategy
+from shardwise.spec.version import __version__
 from shardwise.step.profile import (
     Bottleneck,
     CollectiveProfile,
@@ -31,16 +32,18 @@ from shardwise.step.profile import (
     throughput_of,
 )
 from shardwise.units.unit import ModelUnits
-from shardwise.version import __version__
 
-# A step that waits for the network this much of its time is bound by it.
+# A step that waits for the network for more than this share of its time is bound by the network.
 EXPOSED_SHARE = 0.15
 
 
 def price(
     units: ModelUnits, strategy: Strategy, cluster: ClusterSpec, job: Job, origin: str
 ) -> StepProfile:
-    """Predict one step of a resolved strategy."""
+    """Predict memory, traffic, FLOPs and time of one step of a resolved strategy.
+
+    `origin` names where the units came from, for the profile's provenance.
+    """
     grouped = units.grouped(strategy.blocks_per_unit)
     columns = Configurations.of([strategy])
     memory = predict_memory(grouped, columns, job.optimizer)
@@ -54,7 +57,7 @@ def price(
     optimizer, dtype = job.optimizer, strategy.param_dtype
     check_products(cluster, strategy)
     times = predict_time(grouped, columns, cluster, dtype, optimizer)
-    # A second race, only where the first one waits.
+    # Predict again without latency, only if the step waits for the network.
     without_latency = times
     if times is not None and _waits(times):
         without_latency = predict_time(grouped, columns, cluster, dtype, optimizer, latency=False)
@@ -80,6 +83,7 @@ def price(
 
 
 def _described(units: ModelUnits) -> dict[str, Any]:
+    """The model's name and number of parameters, and of trained ones if that differs."""
     described: dict[str, Any] = {"name": units.name, "parameters": units.parameters}
     if units.trained_numel != units.numel:
         described["trained_parameters"] = units.trained_numel
@@ -87,7 +91,7 @@ def _described(units: ModelUnits) -> dict[str, Any]:
 
 
 def traffic_of(units: ModelUnits, strategy: Strategy) -> tuple[CollectiveProfile, ...]:
-    """The collectives of one step of a resolved strategy."""
+    """The collectives of one rank in one step of a resolved strategy: calls and bytes."""
     columns = Configurations.of([strategy])
     mesh = strategy.mesh
     sizes = {
@@ -111,7 +115,7 @@ def traffic_of(units: ModelUnits, strategy: Strategy) -> tuple[CollectiveProfile
 def add_traffic(
     parts: Iterable[tuple[CollectiveProfile, ...]],
 ) -> tuple[CollectiveProfile, ...]:
-    """The sums of several parts of a model, by operation and group."""
+    """Calls and bytes summed over several parts of a model, by operation, group and group size."""
     totals: dict[tuple[str, str, int], CollectiveProfile] = {}
     for one in chain.from_iterable(parts):
         key = (one.op, one.group, one.group_size)
@@ -131,7 +135,7 @@ def _timed(
     memory: MemoryProfile,
     regime: Regime,
 ) -> dict[str, Any]:
-    """Time, throughput and bottleneck of the first row; nothing where they are not known."""
+    """Time, throughput and bottleneck of the first row, as StepProfile fields; {} if unknown."""
     if times is None or without_latency is None:
         return {}
     step = float(times.step_s[0])
@@ -155,19 +159,19 @@ def _timed(
 
 
 def _waits(times: Times) -> bool:
-    """Whether the network holds the first row up."""
+    """Whether exposed communication is more than EXPOSED_SHARE of the first row's step."""
     exposed = float(times.exposed_communication_s[0])
     return exposed > EXPOSED_SHARE * float(times.step_s[0])
 
 
 def _bottleneck(memory: MemoryProfile, times: Times, without_latency: Times) -> Bottleneck:
-    """What to look at first: does it fit, does it wait for the network, or does it compute."""
+    """What limits the step: memory if it does not fit, else latency, bandwidth or compute."""
     if not memory.fits:
         return "memory"
     if not _waits(times):
         return "compute"
     exposed = float(times.exposed_communication_s[0])
-    # Most of the waiting is gone when messages take no longer than their bytes.
+    # Without latency, most of the waiting for the network disappears.
     if float(without_latency.exposed_communication_s[0]) < exposed / 2:
         return "latency"
     return "bandwidth"
@@ -176,10 +180,10 @@ def _bottleneck(memory: MemoryProfile, times: Times, without_latency: Times) -> 
 def reserved_interval(
     peak_bytes: int, device: DeviceSpec, pooled: int = 0, software: str | None = None
 ) -> tuple[int, int]:
-    """What the allocator is likely to hold at that peak, where it has room.
+    """Likely range of bytes the caching allocator reserves at this peak, if it has room.
 
-    `pooled` is what it keeps for other streams; a CPU has no caching allocator. Runs of some
-    software reserve another share.
+    `pooled` is bytes kept in pools of other streams. A CPU has no caching allocator, so both ends
+    are the peak. Some software has a share of its own.
     """
     if device.is_cpu:
         return peak_bytes, peak_bytes
@@ -189,9 +193,9 @@ def reserved_interval(
 
 
 def occupied_interval(peak_bytes: int, device: DeviceSpec, pooled: int = 0) -> tuple[int, int]:
-    """What the process takes of the device, with what lies outside the allocator.
+    """Likely range of bytes the process occupies on the device, also outside the allocator.
 
-    Where room is short the allocator gives back what nothing uses, so the low end is the tensors.
+    When memory is short the allocator frees unused blocks, so the low end counts only tensors.
     """
     low, high = (1.0, 1.0) if device.is_cpu else coefficient("occupied_over_pools")
     outside_low, outside_high = coefficient("outside_allocator")
@@ -205,7 +209,7 @@ def occupied_interval(peak_bytes: int, device: DeviceSpec, pooled: int = 0) -> t
 
 
 def needed_bytes(peak_bytes: int, device: DeviceSpec, pooled: int = 0) -> int:
-    """What a device must have room for: tensors at the peak and allocator overhead.
+    """Bytes a device must have room for: tensors at the peak plus allocator overhead.
 
     The overhead is what the caching allocator keeps for other streams; a CPU has none.
     """
@@ -213,10 +217,11 @@ def needed_bytes(peak_bytes: int, device: DeviceSpec, pooled: int = 0) -> int:
 
 
 def usable_bytes(device: DeviceSpec) -> int:
-    """The limit that `needed_bytes` is compared with; what is left is the margin.
+    """Usable bytes of a device, which `needed_bytes` must not exceed.
 
-    The margin covers fragmentation, prediction error, and what the process holds outside the
-    allocator (context, communicators).
+    The capacity minus what the process holds outside the allocator (context, communicators),
+    divided by a margin for fragmentation and prediction error (1 on CPUs); at most
+    `most_tensor_bytes`.
     """
     _, outside = coefficient("outside_allocator")
     margin = 1.0 if device.is_cpu else coefficient("occupied_over_pools")[1]
@@ -225,26 +230,30 @@ def usable_bytes(device: DeviceSpec) -> int:
 
 
 def most_tensor_bytes(device: DeviceSpec) -> int:
-    """Tensors beyond this do not fit, however well the allocator packs them.
+    """Most bytes of tensors a device can hold, however well the allocator packs them.
 
-    The least that a process holds outside the allocator is all that is taken off: the low end of
-    what it takes must be more than the device has.
+    Only the least that a process holds outside the allocator is subtracted from the capacity: more
+    tensors than this do not fit even at the low end of `occupied_interval`.
     """
     outside, _ = coefficient("outside_allocator")
     return max(0, int(device.capacity - outside * 2**30))
 
 
 def verdict(peak_bytes: int, device: DeviceSpec, pooled: int = 0) -> Verdict:
-    """The one rule: fits within the usable memory; does not fit if the tensors alone do not."""
+    """Whether a peak fits: "fits" within usable bytes, "does not fit" if tensors alone are too big.
+
+    In between it is "at risk".
+    """
     if needed_bytes(peak_bytes, device, pooled) <= usable_bytes(device):
         return "fits"
     return "at risk" if peak_bytes <= most_tensor_bytes(device) else "does not fit"
 
 
 def _memory_profile(memory: Memory, cluster: ClusterSpec) -> MemoryProfile:
+    """The memory profile of the first row: verdict, limits, and bytes by term and by phase."""
     device = cluster.device
     terms = {term: round(size) for term, size in memory.terms_at_peak().items()}
-    # Rounding each term keeps the sum exact by definition: the peak is the sum of the terms.
+    # The peak is summed from the rounded terms, so that it equals their sum exactly.
     peak = sum(terms.values())
     pooled = round(float(memory.pooled_bytes[0]))
     judged = verdict(peak, device, pooled)

@@ -1,4 +1,4 @@
-"""Why a step does not fit: what takes the memory, and what no number of devices would change."""
+"""Why a step does not fit: its largest memory term, and memory that more devices cannot reduce."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple
 from shardwise.spec.families import DIVISIBLE
 from shardwise.spec.lookup import Model
 from shardwise.spec.strategy import Strategy
-from shardwise.step import StepProfile
+from shardwise.step.profile import StepProfile
 
-# These shrink as more devices share them; all others are the same on any number of devices.
+# Terms that shrink with more devices; all others are the same on any number of devices.
 SHRINKING = ("parameters", "gradients", "optimizer")
 
 
@@ -18,9 +18,9 @@ class Shortfall(NamedTuple):
 
     largest_term: str
     largest_bytes: int
-    # What stays on each device however many there are, where that alone is too much.
+    # Bytes per device that no number of devices reduces; None if these alone fit.
     unshrinking_bytes: int | None
-    # ZeRO-1 and ZeRO-2 keep all parameters gathered, where those alone are too much.
+    # Whether ZeRO-1 or ZeRO-2 keeps all parameters gathered and these alone do not fit.
     keeps_all_gathered: bool
 
 
@@ -28,9 +28,9 @@ Parallelism = Literal["expert", "tensor", "pipeline"]
 
 
 def other_parallelism(model: Model) -> tuple[Parallelism, ...]:
-    """Parallelism that reduces memory per device and that shardwise does not run for this model.
+    """Kinds of parallelism that would reduce memory but that shardwise does not run for this model.
 
-    The most useful first: experts hold most of a mixture's parameters.
+    The most useful first: experts hold most of the parameters of a mixture-of-experts model.
     """
     if getattr(model, "experts", None) is not None:
         return ("expert", "pipeline")
@@ -39,7 +39,7 @@ def other_parallelism(model: Model) -> tuple[Parallelism, ...]:
 
 
 def shortfall_of(profile: StepProfile, strategy: Strategy) -> Shortfall:
-    """The largest term of a step that does not fit, and what no number of devices would change."""
+    """The largest memory term of a step that does not fit, and what more devices cannot reduce."""
     memory = profile.known_memory
     usable = memory.usable_bytes or 0
     largest = max(memory.terms, key=lambda term: memory.terms[term])

@@ -1,4 +1,4 @@
-"""How far predicted tokens per second lie off the measured ones, in nine of ten runs."""
+"""Relative error of predicted tokens per second: the interval that holds for nine of ten runs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from shardwise.spec.level import Level
 from shardwise.spec.software import architecture, find_software
 from shardwise.units.unit import ModelUnits
 
-# Runs whose errors differ: "experts" holds for all mixtures, "low-bit" for products in fewer than
-# 16 bits, "adapters" for LoRA.
+# Kinds of runs with different errors: "experts" for all mixture-of-experts models, "low-bit" for
+# matrix products in fewer than 16 bits, "adapters" for LoRA.
 Regime = Literal["dense", "adapters", "experts", "RL", "low-bit"]
-# How near published evidence is to a device: runs on it, kernels of its own, or neither.
+# Evidence for a device's step times: runs on it, its own measured kernels, or another device's.
 Evidence = Literal["runs", "kernels", "relative"]
 
-# Devices that at least five fitted runs are of.
+# Devices with at least five fitted runs.
 _WITH_RUNS = ("A100", "A800", "H100", "H200", "H800", "RTX-A6000")
 
 
 def regime_of(units: ModelUnits) -> Regime:
-    """The runs that a model's errors are like."""
+    """The kind of run whose error interval applies to a model."""
     if any(unit.stage.experts for unit in units.units):
         return "experts"
     if any(not one.trainable for unit in units.units for one in unit.parameters):
@@ -33,14 +33,14 @@ def regime_of(units: ModelUnits) -> Regime:
 
 
 def evidence(cluster: ClusterSpec) -> Evidence:
-    """What the step times of a cluster follow from."""
+    """The evidence for a cluster's step times: "runs", "kernels" or "relative" (another device)."""
     device = cluster.device
     if cluster.calibration is not None or device_coefficients(device.name) is not None:
         return "runs"
     if device.name.partition("-")[0] in _WITH_RUNS or device.name in _WITH_RUNS:
         return "runs"
     if architecture(device) == "cdna":
-        # Its kernels were measured for serving, and its published runs lie far off either way.
+        # Its kernels were measured for inference; published runs deviate far in both directions.
         return "relative"
     software = find_software(cluster.software)
     own = measured_attention(device, software).own or measured_products(device).own
@@ -48,26 +48,26 @@ def evidence(cluster: ClusterSpec) -> Evidence:
 
 
 def is_fitted(cluster: ClusterSpec) -> bool:
-    """Whether its step times follow from runs on such devices, or on itself."""
+    """Whether step times of a cluster are fitted to runs on such devices or calibrated on it."""
     return evidence(cluster) == "runs"
 
 
 def error_interval(cluster: ClusterSpec, regime: Regime = "dense") -> tuple[float, float]:
-    """How far predicted tokens/s lie off the measured ones, in nine of ten runs.
+    """Relative errors (low, high) that predicted tokens/s stay within in nine of ten runs.
 
-    The further from what was measured, the wider: another stack, more nodes, another device.
+    Another stack, more nodes or another device than was measured make the interval wider.
     """
     if cluster.calibration is not None:
         return cluster.calibration.interval
     log = _log_factor(cluster, regime) * growth(cluster.nodes)
     if cluster.level is not None:
         log *= narrowing(regime, cluster.level.steps)
-    # Math libraries differ in the last bit of a power; no end is known to so many digits.
+    # Rounded because math libraries differ in the last bit of a power.
     return round(math.exp(-log) - 1.0, 9), round(math.exp(log) - 1.0, 9)
 
 
 def after_a_step(cluster: ClusterSpec, regime: Regime) -> tuple[float, float] | None:
-    """The interval once one more step is measured; None where times were calibrated."""
+    """The error interval after one more measured step; None on a CPU or a calibrated cluster."""
     if cluster.calibration is not None or cluster.device.is_cpu:
         return None
     steps = 1 if cluster.level is None else cluster.level.steps + 1
@@ -75,24 +75,27 @@ def after_a_step(cluster: ClusterSpec, regime: Regime) -> tuple[float, float] | 
 
 
 def after_steps(cluster: ClusterSpec, regime: Regime, steps: int) -> tuple[float, float]:
-    """The interval once so many steps of the stack have been measured on the cluster."""
+    """The error interval after `steps` steps of the stack have been measured on the cluster."""
     measured = Level(factor=1.0, steps=min(steps, 1000), regime=regime)
     return error_interval(cluster.but(calibration=None, level=measured), regime)
 
 
 def _log_factor(cluster: ClusterSpec, regime: Regime) -> float:
-    """The logarithm of the factor up or down; independent parts add in squares."""
+    """Natural logarithm of the error factor, up or down; independent parts add in squares."""
     stack = find_software(cluster.software).stack
     known = f"{stack}.level" in step_coefficients()
     parts = [figure(f"interval-{regime}-{'known' if known else 'new'}")]
     near = evidence(cluster)
-    # A CPU has no published runs at all, and only its own steps are ever compared with.
+    # A CPU has no published runs; its predictions are compared only with its own steps.
     if near != "runs" and not cluster.device.is_cpu:
         parts.append(figure("interval-device" if near == "kernels" else "interval-relative"))
     return math.sqrt(sum(math.log(part) ** 2 for part in parts))
 
 
 def growth(nodes: int) -> float:
-    """How many times as wide an interval is, on a logarithmic scale, as where runs were fitted."""
+    """Factor on the logarithmic width of the error interval, from the number of nodes; 1 or more.
+
+    It is 1 up to the number of nodes of fitted runs.
+    """
     doublings = max(0.0, math.log2(max(1, nodes) / figure("interval_nodes")))
     return 1.0 + figure("interval_per_doubling") * doublings

@@ -1,7 +1,7 @@
-"""The coefficients of a device with a software: its measured kernels, and what runs add to them.
+"""Coefficients of a device with a software stack, from measured kernels and from training runs.
 
-Kernels give what a device can do: its products, its attention, its links. Runs give what kernels
-cannot: the share of a burst that a step sustains, contention, the optimizer, the host.
+Kernels give a device's rates: matrix products, attention, links. Runs give the rest: the share of a
+kernel's rate that a step sustains, contention, the optimizer, the host.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from shardwise.spec.software import (
 )
 from shardwise.spec.strategy import Strategy
 
-# Devices with measured kernels whose shares of the peak stand for others of a generation, the
-# nearest first.
+# Devices with measured kernels whose shares of the peak are used for others of a generation, the
+# most similar first.
 _MEASURED: Mapping[Architecture, tuple[str, ...]] = {
     "volta": ("A100-80GB",),
     "ampere": ("A100-80GB",),
@@ -49,25 +49,26 @@ _MEASURED: Mapping[Architecture, tuple[str, ...]] = {
 _HALF_RATE = ("RTX-3090", "RTX-4090", "RTX-5090")
 # Devices of another name with the same chip.
 _SAME = {"A100-40GB": "A100-80GB", "A800-80GB": "A100-80GB", "H100-96GB-500W": "H100-SXM"}
-# Generations whose tensor cores have no 8 bits, and those that scale blocks of 32 values.
+# Generations whose tensor cores have no 8-bit dtype, and those that scale blocks of 32 values.
 _SIXTEEN_BITS: tuple[Architecture, ...] = ("volta", "ampere")
 _SCALED_IN_BLOCKS: tuple[Architecture, ...] = ("blackwell", "blackwell-pcie")
 _PRODUCTS = ("library", "AITER tuned")
-# Where only a forward was measured: the backward relative to it, as of FlashAttention 2 and cuDNN.
+# Efficiency of attention's backward relative to its forward, where only the forward was measured:
+# that of FlashAttention 2 and cuDNN.
 _BACKWARD = 0.86
-# Of links without measured collectives, as of NVLink 4.
+# Share of the link and seconds per hop where no collective was measured: those of NVLink 4.
 _LINK, _HOP_S = 0.75, 4e-6
 # Ranks of a full node, for which links are priced.
 _RANKS = 8
-# Of the link, and of each call, for collectives inside blocks: between what an all-gather and an
-# all-reduce of 8 H100 reach; the latency of a small collective of NCCL in a node.
+# Share of the link and seconds per call of collectives inside blocks: between an all-gather and an
+# all-reduce of 8 H100; the latency of a small NCCL collective in a node.
 _EXCHANGE, _EXCHANGE_S = 0.8, 2e-5
-# Tokens per expert that take as long again as the products, of kernels for training on B200.
+# Tokens per expert at which grouped products take twice as long, of training kernels on B200.
 _GROUPED_HALF_TOKENS = 300.0
 
 
-# Bytes per logit of a loss of 16-bit logits, which reads and writes them in the forward and in the
-# backward, relative to a cast to fp32 and the element-wise operations on that.
+# Bytes moved per logit when the loss reads and writes 16-bit logits in the forward and in the
+# backward, minus the bytes of a cast to fp32 and the element-wise operations on that.
 _LOSS_AS_IT_IS = 8.0 - 42.0
 
 
@@ -75,7 +76,7 @@ _SUSTAINED = "sustained_"
 
 
 class _Place(NamedTuple):
-    """A device: what decides which measured kernels stand for it."""
+    """The properties of a device that decide which measured kernels are used for it."""
 
     name: str
     kind: Architecture
@@ -90,9 +91,10 @@ class _Place(NamedTuple):
 
 
 def coefficients_for(cluster: ClusterSpec) -> Coefficients | None:
-    """What was calibrated, else what was fitted to the device, else its kernels; None for a CPU.
+    """Coefficients of a cluster; None for a CPU that was not calibrated.
 
-    Measured steps of the cluster's own correct all of them alike.
+    From the cluster's calibration, else fitted to its device, else from kernels and published runs.
+    If steps were measured on the cluster, all predicted seconds are corrected by one factor.
     """
     found = _without_level(cluster)
     if found is None or cluster.level is None:
@@ -101,6 +103,7 @@ def coefficients_for(cluster: ClusterSpec) -> Coefficients | None:
 
 
 def _without_level(cluster: ClusterSpec) -> Coefficients | None:
+    """Coefficients of a cluster before the correction by measured steps; None if unknown."""
     if cluster.calibration is not None:
         return Coefficients(**cluster.calibration.coefficients())
     device = cluster.device
@@ -113,29 +116,33 @@ def _without_level(cluster: ClusterSpec) -> Coefficients | None:
 
 
 def catalogue_coefficients(cluster: ClusterSpec) -> Coefficients:
-    """Those of its device and its software, from kernels and published runs."""
+    """Coefficients of a cluster's device and software, from kernels and published runs."""
     software = find_software(cluster.software)
     return coefficients_of(cluster.device, software, step_coefficients())
 
 
 class Origin(NamedTuple):
-    """A kernel's figures, and whether they were measured on this very device."""
+    """A kernel's figures, and whether they were measured on this device or on a similar one."""
 
     kernel: Kernel
     own: bool
-    # What software calls it; the name of its figures may add how they were measured.
+    # The kernel's name in software; the name of its figures may add how they were measured.
     name: str
 
 
 def measured_attention(device: DeviceSpec, software: Software) -> Origin:
-    """Its attention kernel; of a relative, or of serving, where training's was not measured."""
+    """The attention kernel used for a device and software.
+
+    Measured on the device itself if possible, else on a similar device; for training if possible,
+    else for inference prefill.
+    """
     return _measured_attention(_Place.of(device), software.attention_on(device))
 
 
 @cache
 def _measured_attention(place: _Place, name: str) -> Origin:
     for kernel in dict.fromkeys((name, "FA2")):
-        # Kernels of serving were measured forward only, but on a nearer device.
+        # Inference kernels were measured forward only, but may be on a more similar device.
         found = _nearest(place, "attention", kernel, f"{kernel} prefill")
         if found is not None:
             return found._replace(name=kernel)
@@ -143,7 +150,7 @@ def _measured_attention(place: _Place, name: str) -> Origin:
 
 
 def measured_products(device: DeviceSpec) -> Origin:
-    """Its matrix products, in bf16 by the vendor's library."""
+    """The bf16 matrix product kernel used for a device: its own, else a similar device's."""
     return _measured_products(_Place.of(device))
 
 
@@ -155,7 +162,10 @@ def _measured_products(place: _Place) -> Origin:
 
 
 def _nearest(place: _Place, family: Family, *names: str, dtype: str = "bf16") -> Origin | None:
-    """The first of these kernels on the device itself, else on its nearest relative with one."""
+    """The first of the named kernels measured on the device, else on the most similar device.
+
+    None if no similar device has any of them in this dtype.
+    """
     near = (*(_MEASURED["ampere"] if place.half_rate else ()), *_MEASURED[place.kind])
     for candidate in dict.fromkeys((place.name, *near)):
         for name in names:
@@ -166,6 +176,7 @@ def _nearest(place: _Place, family: Family, *names: str, dtype: str = "bf16") ->
 
 
 def _products(device: DeviceSpec) -> dict[str, float]:
+    """The coefficients of bf16 matrix products: efficiency, and seconds per product."""
     kernel = measured_products(device).kernel
     assert isinstance(kernel, ProductKernel)
     return {"matmul_efficiency": kernel.efficiency, "product_s": kernel.call_s}
@@ -173,10 +184,11 @@ def _products(device: DeviceSpec) -> dict[str, float]:
 
 @cache
 def low_bit_products(place: _Place, dtype: LinearDType) -> Mapping[str, float]:
-    """Products in fewer bits relative to 16 bits, where both were measured on one device.
+    """Seconds of low-bit matrix products relative to 16 bits, and their cast width, by coefficient.
 
-    Scales per 32 values were measured in no kernel of training alone: they cost what one scale per
-    tensor does. Empty where no relative has products of that kind.
+    Both are taken from one device that has measured both. Scales per 32 values are priced like one
+    scale per tensor: no training kernel was measured for them. Empty if no similar device was
+    measured.
     """
     name = "nvfp4" if dtype == "nvfp4" else "fp8"
     found = _nearest(place, "matmul", *_PRODUCTS, dtype=name)
@@ -186,7 +198,7 @@ def low_bit_products(place: _Place, dtype: LinearDType) -> Mapping[str, float]:
     wide = _measured_products(_Place(low.device, place.kind, place.nvlink)).kernel
     assert isinstance(low, ProductKernel)
     assert isinstance(wide, ProductKernel)
-    # Both peaks are of the device that has the products in fewer bits, where it is known.
+    # Both peaks are those of the device with the low-bit kernel, if it is in the catalogue.
     own = devices().get(low.device)
     peak = (own.peak_flops("bf16") if own else None) or wide.peak
     relative = wide.efficiency * peak / (low.efficiency * low.peak)
@@ -194,7 +206,7 @@ def low_bit_products(place: _Place, dtype: LinearDType) -> Mapping[str, float]:
 
 
 def check_products(cluster: ClusterSpec, strategy: Strategy) -> None:
-    """Raise SpecError where products in few bits are asked of a device that has none."""
+    """Raise SpecError if `strategy.linear_dtype` cannot be predicted on the cluster's device."""
     dtype = strategy.linear_dtype
     if dtype is not None and not can_multiply(cluster.device, dtype):
         raise SpecError(
@@ -204,7 +216,7 @@ def check_products(cluster: ClusterSpec, strategy: Strategy) -> None:
 
 
 def can_multiply(device: DeviceSpec, dtype: LinearDType) -> bool:
-    """Whether a device has products in this dtype that are priced."""
+    """Whether a device has matrix products in this low-bit dtype, with measured kernels."""
     if device.is_cpu or not is_known(device):
         return False
     place = _Place.of(device)
@@ -212,7 +224,7 @@ def can_multiply(device: DeviceSpec, dtype: LinearDType) -> bool:
 
 
 def _low_bits(place: _Place, fitted: Mapping[str, float]) -> dict[str, float]:
-    """Their kernels in a step: what runs take of them, and of the casts as they were measured."""
+    """Coefficients of low-bit matrix products in a step: kernel figures times fitted factors."""
     found: dict[str, float] = {}
     for dtype in get_args(LinearDType):
         for name, value in low_bit_products(place, dtype).items():
@@ -222,6 +234,7 @@ def _low_bits(place: _Place, fitted: Mapping[str, float]) -> dict[str, float]:
 
 
 def _attention(device: DeviceSpec, software: Software) -> dict[str, float]:
+    """The coefficients of attention: forward, backward, and heads of 64."""
     kernel = measured_attention(device, software).kernel
     assert isinstance(kernel, AttentionKernel)
     efficiency, backward = kernel.efficiency, kernel.backward or _BACKWARD
@@ -239,7 +252,7 @@ def _attention(device: DeviceSpec, software: Software) -> dict[str, float]:
 
 @cache
 def _narrow(place: _Place, name: str) -> float:
-    """Of heads of 64: what a relative shows with that kernel."""
+    """Efficiency with heads of 64 relative to 128, from a similar device's kernel; 1.0 if none."""
     for candidate in _MEASURED[place.kind]:
         found = find_kernel(candidate, "attention", name, "bf16")
         if isinstance(found, AttentionKernel) and found.head_64 is not None:
@@ -249,6 +262,7 @@ def _narrow(place: _Place, name: str) -> float:
 
 @cache
 def _links(place: _Place) -> dict[str, float]:
+    """The coefficients of the link inside a node, from a measured all-gather or a default."""
     found = _nearest(place, "collective", "all-gather", dtype="any")
     gather = found.kernel if found and (found.own or place.nvlink) else None
     if not isinstance(gather, CollectiveKernel):
@@ -260,7 +274,10 @@ def _links(place: _Place) -> dict[str, float]:
 
 
 def _reduced(device: str, share: float) -> dict[str, float]:
-    """How much more of the link an all-reduce gets, where switches add up."""
+    """The `reduce_speedup` of a device whose switches sum all-reduces; empty if not measured.
+
+    `share` is what an all-gather gets of the link.
+    """
     switch = find_kernel(device, "collective", "all-reduce in the switch", "any")
     if not isinstance(switch, CollectiveKernel):
         return {}
@@ -271,10 +288,11 @@ def _reduced(device: str, share: float) -> dict[str, float]:
 def coefficients_of(
     device: DeviceSpec, software: Software, fitted: Mapping[str, float]
 ) -> Coefficients:
-    """All that a price needs; `fitted` is what runs give, by the names of coefficients.
+    """All coefficients of a device with a software; `fitted` is values from runs, by name.
 
-    In it are shares of measured products that a step keeps up, by generation of devices: one that
-    no run was measured on has the mean of the others. What is of one stack is named "stack.name".
+    `fitted` holds, by device generation, the share of a measured product's rate that a step
+    sustains; a generation without runs gets the mean of the others. A value that is valid for one
+    stack only is named "stack.name".
     """
     shares = {name: value for name, value in fitted.items() if name.startswith(_SUSTAINED)}
     mean = sum(shares.values()) / len(shares)
@@ -306,6 +324,6 @@ def coefficients_of(
 
 
 def _of_stack(stack: str, fitted: Mapping[str, float]) -> dict[str, float]:
-    """What runs of a stack give: nothing where there are none."""
+    """The fitted values named "stack.name", by name; empty for a stack without runs."""
     start = f"{stack}."
     return {n.removeprefix(start): v for n, v in fitted.items() if stack and n.startswith(start)}

@@ -30,19 +30,20 @@ from shardwise.spec.optimizer import Optimizer
 from shardwise.units.unit import ModelUnits
 
 Ledger = dict[str, Floats]
-# A search asks only for the peak and for what of it is gradients.
+# A search needs only the peak, and how many bytes of it are gradients.
 _ALL_TERMS = {term: term for term in TERMS}
 _GRADIENTS_APART = {term: "gradients" if term == "gradients" else "other" for term in TERMS}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """One row per configuration: what is alive in each phase, and which phase is the largest."""
+    """Bytes on one device at the largest moment of each phase, one column per configuration."""
 
+    # By phase and memory term.
     phases: dict[str, Ledger]
     host_bytes: Floats
-    # Where gradients are scattered and parameters gathered on streams of their own, and how much
-    # the largest gather takes there.
+    # Whether gradients are reduce-scattered and parameters gathered on separate streams, and the
+    # bytes of the largest gather.
     streams: Bools
     gather_bytes: Floats
 
@@ -58,11 +59,11 @@ class Memory:
 
     @property
     def pooled_bytes(self) -> Floats:
-        """What the allocator holds for other streams when the peak is reached.
+        """Bytes beyond the peak that the caching allocator keeps in pools of other streams.
 
-        torch's caching allocator keeps a pool per stream and never lends between them. Sharded
-        gradients lie in the scattering stream's pool and gathered buffers in the gathering one's;
-        both pools stay as large as they once were, also while their tensors are gone.
+        torch's caching allocator has a pool per stream and does not share memory between pools.
+        Sharded gradients lie in the pool of the reduce-scatter stream, gathered buffers in that of
+        the all-gather stream. Pools do not shrink when their tensors are freed.
         """
         gradients = np.stack([ledger["gradients"] for ledger in self.phases.values()])
         apart = (self.totals - gradients).max(axis=0) + gradients.max(axis=0)
@@ -80,17 +81,17 @@ class Memory:
 def predict_memory(
     units: ModelUnits, c: Configurations, optimizer: Optimizer = "adamw", *, by_term: bool = True
 ) -> Memory:
-    """Memory of each configuration, with the states of an optimizer.
+    """Memory of one step on one device, for each configuration.
 
-    Counted are tensors. What a kernel or a communication library needs for itself while it runs
-    is not: NCCL's buffers lie outside torch's allocator, Gloo copies on threads of its own.
-    Not `by_term`, only gradients are told from the rest.
+    Only tensors are counted, not the workspace of kernels or communication libraries: NCCL's
+    buffers lie outside torch's allocator, Gloo copies on its own threads. Without `by_term`, the
+    terms are only "gradients" and "other".
     """
     return memory_of(emit_steps(units, c, optimizer), by_term=by_term)
 
 
 def memory_of(steps: Steps, *, by_term: bool = True) -> Memory:
-    """The same of programs that are there already."""
+    """Memory of one step on one device, for each configuration of already emitted programs."""
     units, c = steps.units, steps.c
     lines = _ALL_TERMS if by_term else _GRADIENTS_APART
     found: Floats = np.empty((len(PHASES), len(set(lines.values())), len(c)))
@@ -112,12 +113,16 @@ def memory_of(steps: Steps, *, by_term: bool = True) -> Memory:
 
 
 def sum_terms(ledger: Ledger) -> Floats:
+    """Bytes of all terms of a ledger together, by configuration."""
     total: Floats = np.sum(list(ledger.values()), axis=0)
     return total
 
 
 def peaks(program: Program, rows: int, lines: dict[str, str] = _ALL_TERMS) -> Floats:
-    """The ledger at the largest instant of each phase: (phases, lines, rows)."""
+    """Bytes at the largest instant of each phase, as an array (phases, lines, rows).
+
+    `lines` maps each memory term to the line of the result it is added to.
+    """
     names = list(dict.fromkeys(lines.values()))
     line = {term: names.index(name) for term, name in lines.items()}
     fold = _Fold(line, np.zeros((len(names), rows)))
@@ -126,14 +131,14 @@ def peaks(program: Program, rows: int, lines: dict[str, str] = _ALL_TERMS) -> Fl
 
 
 class _Best(NamedTuple):
-    """The largest instant of a phase so far."""
+    """The largest instant of a phase so far: bytes in total, and by line and row."""
 
     total: Floats
     ledger: Floats
 
 
 class _Fold:
-    """What is alive now, and the largest instant of each phase."""
+    """Accumulates bytes alive while a program is read, and the largest instant of each phase."""
 
     def __init__(self, line: dict[str, int], now: Floats, phase: str = "forward") -> None:
         self.line, self.now, self.phase = line, now, phase
@@ -159,7 +164,7 @@ class _Fold:
         body = _Fold(self.line, np.zeros_like(self.now), self.phase)
         body.read(event.body)
         self.phase = body.phase
-        # The last repetition is the largest if each leaves more than it found.
+        # The last repetition is the largest if each leaves more memory allocated than before.
         grows = body.now.sum(axis=0) > 0
         base = self.now + body.now * np.where(grows, np.maximum(event.times - 1, 0), 0)
         for phase, (_, ledger) in body.best.items():

@@ -1,4 +1,4 @@
-"""Seconds of a collective: bytes over what the slowest link gives, and latency.
+"""Seconds of a collective: bytes over the bandwidth of the slowest link, plus latency.
 
 A ring passes each piece of a message from node to node, so its latency grows with their number. A
 tree, which NCCL may take for an all-reduce, has a latency that grows with the logarithm of the
@@ -17,7 +17,7 @@ from shardwise.predict.rates import Coefficients, Hardware
 
 
 class Group(NamedTuple):
-    """`size` ranks, `in_node` of them in each node; `span` devices from the first to the last."""
+    """A process group: `size` ranks, `in_node` per node, spread over `span` consecutive ranks."""
 
     size: Ints
     in_node: Ints
@@ -29,19 +29,19 @@ class Group(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """An all-gather or a reduce-scatter among groups: all that does not depend on the message."""
+    """Bandwidth (bytes/s) and latency (s) of ring all-gathers or reduce-scatters in a group."""
 
     size: Ints
     bandwidth: Floats
     latency: Floats | float
 
     def seconds(self, message: Floats) -> Floats:
-        """Of a whole group's message."""
+        """Seconds of one call whose gathered output (or scatter input) is `message` bytes."""
         return message * (self.size - 1) / self.size / self.bandwidth + self.latency
 
 
 class AllReduce(NamedTuple):
-    """An all-reduce across replicas: all that does not depend on the message."""
+    """Bandwidth (bytes/s) and latency (s) of an all-reduce across replicas, by ring and by tree."""
 
     replicas: Ints
     ring_bandwidth: Floats
@@ -51,7 +51,7 @@ class AllReduce(NamedTuple):
     tree_latency: Floats | float
 
     def seconds(self, message: Floats) -> Floats:
-        """Of each device's own message: by ring or by tree, whichever is faster."""
+        """Seconds of one call on `message` bytes per device: by ring or tree, the faster."""
         moved = 2.0 * message * (self.replicas - 1) / self.replicas
         ring = moved / self.ring_bandwidth + self.ring_latency
         if self.tree_bandwidth is None:
@@ -60,7 +60,7 @@ class AllReduce(NamedTuple):
 
 
 def ring(size: Ints, h: Hardware, k: Coefficients, stride: Ints | int = 1) -> Ring:
-    """Neighbours lie `stride` devices apart: a group fills every node that it is in."""
+    """The ring all-gather or reduce-scatter of groups whose neighbours are `stride` ranks apart."""
     group = _spread(size, stride, h)
     if h.measured:
         return Ring(size, _measured(group, h.measured.ring, h), 0.0)
@@ -68,7 +68,7 @@ def ring(size: Ints, h: Hardware, k: Coefficients, stride: Ints | int = 1) -> Ri
 
 
 def all_reduce(replicas: Ints, stride: Ints, h: Hardware, k: Coefficients) -> AllReduce:
-    """Replicas lie `stride` devices apart: several to a node, or one in every few."""
+    """The all-reduce across replicas that are `stride` ranks apart."""
     group = _spread(replicas, stride, h)
     if h.measured:
         return AllReduce(replicas, _measured(group, h.measured.all_reduce, h), 0.0, None, 0.0)
@@ -84,23 +84,23 @@ def all_reduce(replicas: Ints, stride: Ints, h: Hardware, k: Coefficients) -> Al
 def ring_s(
     message: Floats, size: Ints, h: Hardware, k: Coefficients, stride: Ints | int = 1
 ) -> Floats:
-    """Seconds of an all-gather or reduce-scatter of a whole group's message."""
+    """Seconds of an all-gather with `message` bytes of output (or reduce-scatter of input)."""
     return ring(size, h, k, stride).seconds(message)
 
 
 def all_reduce_s(
     message: Floats, replicas: Ints, stride: Ints, h: Hardware, k: Coefficients
 ) -> Floats:
-    """Seconds of an all-reduce across replicas, each device its own `message`."""
+    """Seconds of an all-reduce across replicas of `message` bytes on each device."""
     return all_reduce(replicas, stride, h, k).seconds(message)
 
 
 def all_to_all_s(
     message: Floats, size: Ints, h: Hardware, k: Coefficients, stride: Ints | int = 1
 ) -> Floats:
-    """Every device sends each other one a part of its own `message`.
+    """Seconds of an all-to-all of `message` bytes on each device.
 
-    What stays in a node and what leaves it go over different links at the same time.
+    Traffic inside a node and between nodes goes over different links at the same time.
     """
     group = _spread(size, stride, h)
     if h.measured:
@@ -114,6 +114,7 @@ def all_to_all_s(
 
 
 def _spread(size: Ints, stride: Ints | int, h: Hardware) -> Group:
+    """The group of `size` ranks that are `stride` ranks apart."""
     in_node = np.maximum(1, h.devices_per_node // np.asarray(stride))
     return Group(size, np.broadcast_to(in_node, size.shape), size * stride)
 
@@ -125,9 +126,9 @@ def _bandwidth(
     k: Coefficients,
     share: float | Floats = 1.0,
 ) -> Floats:
-    """Bytes per second of the slowest link; of that between nodes, a `share`.
+    """Bytes per second of a group's slowest link; `share` scales the network between nodes.
 
-    Members in one node send to the next node together, each over its own port.
+    Members in one node send to the next node at the same time, each over its own port.
     """
     inside = link * k.link_efficiency
     between = h.network_bandwidth * group.in_node * k.network_efficiency * share
@@ -137,7 +138,10 @@ def _bandwidth(
 
 
 def _measured(group: Group, bandwidths: tuple[float, ...], h: Hardware) -> Floats:
-    """Interpolated between the measured numbers of nodes; ports are shared by a node's groups."""
+    """Bytes per second of a group, interpolated between measured numbers of nodes.
+
+    The groups of a node share its ports.
+    """
     assert h.measured is not None
     nodes = np.log2(np.asarray(h.measured.nodes))
     found = np.exp(np.interp(np.log2(group.nodes), nodes, np.log(bandwidths)))
@@ -146,14 +150,15 @@ def _measured(group: Group, bandwidths: tuple[float, ...], h: Hardware) -> Float
 
 
 def _ring_latency(group: Group, k: Coefficients) -> Floats:
-    """Hops through a node, and one from each node to the next."""
+    """Seconds of latency of a ring: hops through a node, and one hop from each node to the next."""
     return _latency_in_node(group, k) + k.network_latency_s * (group.nodes - 1.0)
 
 
 def _tree_latency(group: Group, k: Coefficients) -> Floats:
-    """A chain inside each node, and a level per doubling of nodes."""
+    """Seconds of latency of a tree: a chain inside each node, and a level per doubling of nodes."""
     return _latency_in_node(group, k) + k.network_latency_s * np.log2(group.nodes)
 
 
 def _latency_in_node(group: Group, k: Coefficients) -> Floats:
+    """Seconds of the hops between a group's members in one node."""
     return k.hop_latency_s * (np.minimum(group.size, group.in_node) - 1.0)

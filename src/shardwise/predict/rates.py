@@ -1,4 +1,4 @@
-"""Rates and coefficients that prices are made of."""
+"""Hardware rates, and the coefficients that turn them into predicted seconds."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from shardwise.spec.dtype import DType, LinearDType
 
 
 class Coefficients(NamedTuple):
-    """Shares of what a data sheet promises, and the floors below which nothing gets."""
+    """Achieved shares of data-sheet rates, and fixed times that no operation goes below."""
 
-    # Of the dense peak: large matmuls; those of a pass that would take `matmul_half_s` at the
-    # peak reach half of it.
+    # Share of the dense peak that large matmuls reach. A pass whose matmuls would take
+    # `matmul_half_s` at the peak reaches half of that share.
     matmul_efficiency: float
     matmul_half_s: float
     attention_efficiency: float
-    # Bytes really moved per byte that element-wise operations read and write.
+    # Bytes moved per byte that element-wise operations read and write.
     elementwise_factor: float
     launch_s: float
-    # Of the link inside a node, and of the network between nodes.
+    # Achieved shares of the link inside a node and of the network between nodes.
     link_efficiency: float
     network_efficiency: float
     hop_latency_s: float
@@ -31,64 +31,68 @@ class Coefficients(NamedTuple):
     contention: float
     # Passes over parameters, gradients and states in an optimizer step.
     optimizer_factor: float
-    # Of a step, whatever it does.
+    # Fixed seconds of every step.
     overhead_s: float = 0.0
-    # Of the host around every collective of a unit, where hooks wait for it.
+    # Seconds of the host for every collective of a unit, where hooks wait for it.
     hook_s: float = 0.0
-    # How much more an all-reduce gets out of the link inside a node than an all-gather does.
+    # Bandwidth of an all-reduce on the link inside a node, relative to an all-gather.
     reduce_speedup: float = 1.0
-    # Of the network between nodes: what the tree of an all-reduce gets on two nodes, and the power
-    # of the nodes with which that falls.
+    # An all-reduce's tree: its share of the network between two nodes, and the exponent with which
+    # that share falls with the number of nodes.
     tree_efficiency: float = 1.0
     tree_falloff: float = 0.0
-    # Where blocks are compiled: how far that goes from single element-wise operations to all
-    # neighbours in one kernel, 0 to 1.
+    # How far compiled blocks fuse element-wise operations: 0 for none, 1 for all neighbours in one
+    # kernel.
     fused: float = 0.0
-    # Of collectives inside blocks, which find all ranks ready: of the link inside a node, and of
-    # each call. An efficiency of 0 stands for what other collectives have.
+    # Collectives inside blocks, where all ranks are ready: their share of the link inside a node,
+    # and seconds per call. An efficiency of 0 means the same as other collectives.
     exchange_efficiency: float = 0.0
     exchange_latency_s: float = 0.0
     # Seconds of each matrix product beyond its FLOPs.
     product_s: float = 0.0
-    # Attention's forward: keys a query sees at half of the efficiency. Its backward: efficiency
-    # and those keys relative to the forward. Heads of 64: efficiency relative to heads of 128.
+    # Attention: keys per query at which the forward reaches half of the efficiency; efficiency and
+    # that number of keys in the backward, relative to the forward; efficiency with heads of 64,
+    # relative to heads of 128.
     attention_half_span: float = 0.0
     attention_backward: float = 1.0
     attention_backward_span: float = 1.0
     narrow_heads: float = 1.0
-    # Of products of experts: tokens per expert that take as long again as the products of all, and
-    # seconds of sorting and combining per routed token and pass.
+    # Experts: tokens per expert at which grouped products take twice as long, and seconds of
+    # sorting and combining per routed token and pass.
     grouped_half_tokens: float = 0.0
     routed_s: float = 0.0
-    # Bytes moved per logit beyond what its element-wise operations are counted to, in a step.
+    # Bytes moved per logit and step, beyond the counted bytes of its element-wise operations.
     head_bytes: float = 0.0
-    # Of the host: per block and pass, and the launches left where blocks are compiled.
+    # The host: seconds per block and pass, and the share of kernel launches that is left in
+    # compiled blocks.
     block_host_s: float = 0.0
     compiled_launch: float = 1.0
-    # Seconds of the run's software per second of these forms.
+    # Factor on all predicted seconds, for the software of the run.
     level: float = 1.0
-    # Seconds of products in fewer bits per second of the same in 16, and the width of their output
-    # at which the cast of their inputs takes as long again.
+    # Seconds of low-bit matrix products relative to 16 bits, and the output width at which the cast
+    # of their inputs takes as long as the product.
     fp8: float = 1.0
     fp8_cast_width: float = 0.0
     nvfp4: float = 1.0
     nvfp4_cast_width: float = 0.0
 
     def low_bits(self, dtype: LinearDType) -> tuple[float, float]:
-        """Seconds relative to products in 16 bits, and the cast width. Scales per block cost what
-        scales per tensor do."""
+        """Seconds of matrix products in this dtype relative to 16 bits, and their cast width.
+
+        Scales per block are priced like scales per tensor.
+        """
         if dtype == "nvfp4":
             return self.nvfp4, self.nvfp4_cast_width
         return self.fp8, self.fp8_cast_width
 
     @property
     def without_latency(self) -> Coefficients:
-        """The same if messages took no longer than their bytes."""
+        """These coefficients with zero network latency: a message takes only its bytes' time."""
         return self._replace(hop_latency_s=0.0, network_latency_s=0.0)
 
 
 class Bandwidths(NamedTuple):
-    """Measured bus bandwidth of collectives of whole nodes, in bytes per second, by nodes."""
+    """Measured bus bandwidths (bytes/s) of collectives over full nodes, by number of nodes."""
 
     nodes: tuple[float, ...]
     ring: tuple[float, ...]
@@ -96,45 +100,47 @@ class Bandwidths(NamedTuple):
 
 
 class Hardware(NamedTuple):
-    """What a price needs to know of a cluster; rates in bytes or FLOP per second.
+    """Rates of a cluster that predicted times depend on, in bytes or FLOPs per second.
 
-    Links may be a column of several networks: then one pass prices all configurations on each.
+    Link bandwidths may be a column of several networks: then one pass predicts every configuration
+    on each of them.
     """
 
     peak_flops: float
     memory_bandwidth: float
     link_bandwidth: float | Floats
-    # Per device, one way; what the link gives where nothing is known.
+    # Per device, one way; the link's bandwidth where the network's is unknown.
     network_bandwidth: float | Floats
     devices_per_node: int
-    # Groups of more nodes than this share slower links.
+    # Groups that span more nodes than this have their bandwidth divided by `oversubscription`.
     pod_nodes: int = 2**30
     oversubscription: float = 1.0
-    # Between a device and its host, and the host memory's share of a device: offload.
+    # For offload: the link between a device and its host, and a device's share of the host's memory
+    # bandwidth.
     host_link: float = 20e9
     host_memory: float = 15e9
-    # Collectives of CPUs: hooks wait for them, and a reduce-scatter is run as an all-reduce.
+    # On CPUs, hooks wait for collectives, and a reduce-scatter is run as an all-reduce.
     on_cpu: bool = False
-    # Where the cluster's own collectives were measured, they hold instead of coefficients.
+    # Measured collectives of the cluster; they replace bandwidths and coefficients.
     measured: Bandwidths | None = None
 
     @property
     def networks(self) -> tuple[int, ...]:
-        """The shape of what differs by network: nothing, or their number."""
+        """The leading shape of results: () for one network, (n,) for a column of n networks."""
         return np.broadcast(self.link_bandwidth, self.network_bandwidth).shape[:-1]
 
 
 def comparison_error() -> float:
-    """How far the predicted ratio of two configurations lies off the measured one.
+    """Relative error of the predicted speed ratio of two configurations, in four of five pairs.
 
-    Of one model on one machine, in four of five measured pairs: errors of the machine and its
-    software are the same for both. Smaller differences of speed are too close to call.
+    Both are of one model on one machine, so that errors of the machine and its software cancel.
+    Smaller differences of speed are too close to call.
     """
     return figure("step-comparison")
 
 
 def hardware_of(cluster: ClusterSpec, dtype: DType) -> Hardware | None:
-    """The rates a price needs; None where the cluster does not tell them."""
+    """The rates of a cluster for compute in this dtype; None if peak or network is unknown."""
     peak = cluster.device.peak_flops(dtype)
     if peak is None or (cluster.nodes > 1 and cluster.network is None):
         return None

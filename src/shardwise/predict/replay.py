@@ -1,4 +1,4 @@
-"""Read a step's program as a timeline: what each stream does when, and memory beside it."""
+"""Read a step's program as a timeline: what each stream does when, and the memory in use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardwise.spec.strategy import Strategy
 from shardwise.step.spans import Kind, Timeline, TimelineBuilder
 from shardwise.units.unit import ModelUnits
 
-# Lanes from the top, whichever comes first.
+# Lanes of the timeline from top to bottom, and the kind of span in each.
 _KINDS: dict[str, Kind] = {
     "compute": "compute",
     "optimizer": "compute",
@@ -36,7 +36,7 @@ _KINDS: dict[str, Kind] = {
 def replay(
     units: ModelUnits, strategy: Strategy, cluster: ClusterSpec, job: Job
 ) -> Timeline | None:
-    """The simulated step of a resolved strategy; None where its time cannot be known."""
+    """The timeline of a simulated step of a resolved strategy; None if rates are unknown."""
     k, hardware = coefficients_for(cluster), hardware_of(cluster, strategy.param_dtype)
     if k is None or hardware is None:
         return None
@@ -48,7 +48,7 @@ def replay(
     for lane in _KINDS:
         if lane != "all-to-all" or strategy.context > 1:
             builder.lane(lane)
-    # The largest instant of whatever the compute stream does, from when that begins.
+    # By start (seconds) of an operation on the compute stream: the most bytes alive during it.
     largest: dict[float, float] = {}
     alive = 0.0
     for event in _unrolled(program):
@@ -77,7 +77,7 @@ def replay(
 
 
 def _unrolled(program: Program) -> Iterator[Event]:
-    """The events of a single row, each as often as it happens."""
+    """The events of a program of one row, with every Repeat expanded."""
     for event in program:
         if isinstance(event, Repeat):
             for _ in range(int(event.times[0])):

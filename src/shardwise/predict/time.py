@@ -1,11 +1,12 @@
 """Read the time of a step from its program: a schedule of its streams, for many rows at once.
 
-Streams run in the order of issue, each event when its stream is free and all it waits for is done.
-The host runs ahead of the device. Compute that runs beside a collective is slowed by a share of
-the time they overlap.
+Events of a stream run in the order of issue. Each starts when its stream is free and everything it
+waits for is done. The host runs ahead of the device. Compute that overlaps a collective is slowed
+by a share of the overlap.
 
-Every register (a stream, a mark, a place in a queue) is a row of one array. A repeated body is
-played until each of its repetitions moves all registers alike; the rest is a product.
+Times are kept in registers, the rows of one array: one for each stream, each mark, and each
+position in a queue. A repeated body is simulated until every further repetition advances all
+registers by the same time; the rest is then one multiplication.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from shardwise.units.unit import ModelUnits
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Times:
-    """Seconds per row; compute, copies, exposed communication and optimizer sum to the step.
+    """Seconds of one step by configuration: compute, copy, exposed and optimizer sum to `step_s`.
 
-    On several networks each has rows of its own, along the first axis.
+    With several networks, the first axis is the network.
     """
 
     step_s: Floats
@@ -49,12 +50,12 @@ class Times:
     exposed_communication_s: Floats
     optimizer_s: Floats
     communication_s: Floats
-    # Of the exposed communication: that inside blocks.
+    # Part of the exposed communication: collectives inside blocks.
     tensor_s: Floats
     context_s: Floats
 
     def take(self, which: Ints | int) -> Times:
-        """These rows, in this order; or those on one of several networks."""
+        """The times with these indices along the first axis: configurations, or networks."""
         return Times(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
 
 
@@ -67,9 +68,9 @@ def predict_time(
     *,
     latency: bool = True,
 ) -> Times | None:
-    """Times of rows that share units and cluster; None where they cannot be known.
+    """Seconds of one step for each configuration; None if the cluster's rates are unknown.
 
-    Without `latency`, messages take no longer than their bytes.
+    Without `latency`, the network latency of messages is zero.
     """
     k, hardware = coefficients_for(cluster), hardware_of(cluster, dtype)
     if k is None or hardware is None:
@@ -86,12 +87,12 @@ def times_of(
     k: Coefficients,
     optimizer: Optimizer = "adamw",
 ) -> Times:
-    """Times of rows on hardware with these coefficients."""
+    """Seconds of one step for each configuration, on hardware with these coefficients."""
     return steps_on(emit_steps(units, c, optimizer, waits=hardware.on_cpu), hardware, k)
 
 
 def steps_on(steps: Steps, hardware: Hardware, k: Coefficients) -> Times:
-    """The same of programs that are there already."""
+    """Seconds of one step for each configuration of already emitted programs."""
     found: Floats = np.empty((len(fields(Times)), *hardware.networks, len(steps.c)))
     for part in steps.parts:
         shape = *hardware.networks, len(part.rows)
@@ -101,7 +102,7 @@ def steps_on(steps: Steps, hardware: Hardware, k: Coefficients) -> Times:
 
 
 class Priced(Protocol):
-    """Seconds of what a program's events cost."""
+    """Gives the seconds of an event's cost, and the slowdown of overlapping compute."""
 
     contention: Floats | float
 
@@ -109,7 +110,10 @@ class Priced(Protocol):
 
 
 def schedule(program: Program, shape: tuple[int, ...], prices: Priced) -> Times:
-    """Play a program: for so many rows, or for each of several networks so many."""
+    """Simulate a program's streams and return its times.
+
+    `shape` is that of the result: (rows,), or (networks, rows).
+    """
     streams = Streams(program, shape, prices)
     streams.play(program)
     spent = streams.spent
@@ -118,7 +122,7 @@ def schedule(program: Program, shape: tuple[int, ...], prices: Priced) -> Times:
         step_s=step,
         compute_s=spent("compute"),
         copy_s=spent("copy"),
-        # Rounding makes no time that is less than none.
+        # Rounding must not make this negative.
         exposed_communication_s=np.maximum(
             step - optimizer - spent("compute") - spent("copy"), 0.0
         ),
@@ -129,23 +133,24 @@ def schedule(program: Program, shape: tuple[int, ...], prices: Priced) -> Times:
     )
 
 
-# Relative to the latest register: what rounding may make of equal times.
+# Times this close are equal, relative to the latest register: rounding.
 _ROUNDING = 1e-13
 _SPENT = ("compute", "copy", "optimizer", "communication", *INSIDE)
 
 
 class Streams:
-    """When each stream is free and each mark was set, and how much was spent on what."""
+    """The state of a simulated step: times of streams and marks, and seconds by kind of work."""
 
     def __init__(self, program: Program, shape: tuple[int, ...], prices: Priced) -> None:
         self.prices, self.contention = prices, prices.contention
         names = ["compute", *_registers(program)]
         self.index = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        # Number of registers that are times; the rows after them are sums of seconds.
         self.times = len(self.index)
         for work in _SPENT:
             self.index[f"spent on {work}"] = len(self.index)
         self.at: Floats = np.zeros((len(self.index), *shape))
-        # A view of each register: looking one up costs no call of numpy.
+        # A view of each register, so that a lookup needs no numpy call.
         self.rows: dict[str, Floats] = {name: self.at[row] for name, row in self.index.items()}
         self.spending = {work: self.rows[f"spent on {work}"] for work in _SPENT[:3]}
         self.spending |= dict.fromkeys(COMMUNICATION, self.rows["spent on communication"])
@@ -153,12 +158,15 @@ class Streams:
         self.queued: dict[str, int] = {}
 
     def free(self, name: str) -> Floats:
+        """Seconds since the step began at which a stream is free or a mark was set (a view)."""
         return self.rows[name]
 
     def spent(self, work: str) -> Floats:
+        """Seconds spent on a kind of work so far."""
         return self.free(f"spent on {work}").copy()
 
     def play(self, program: Program) -> None:
+        """Simulate a program's events in order."""
         for event in program:
             kind = type(event)
             if kind is Run:
@@ -169,13 +177,14 @@ class Streams:
                 self.wait(event)  # type: ignore[arg-type]
 
     def wait(self, event: Wait) -> None:
+        """Delay a stream until the streams and marks it waits for."""
         stream, rows = self.rows[event.stream], self.rows
         for name in event.after:
             if name in rows:
                 np.maximum(stream, rows[name], out=stream)
 
     def run(self, event: Run) -> tuple[Floats, Floats]:
-        """Start and end of an event."""
+        """Simulate an event and return its start and end, in seconds since the step began."""
         stream = self.rows[event.stream]
         ready = self._ready(event)
         start = stream if ready is None else np.maximum(stream, ready)
@@ -184,7 +193,7 @@ class Streams:
             seconds = own + self.contention * self._overlap(event, start, own)
         end = start + seconds
         if event.only is not None:
-            # Rows that do nothing hand on what they would have waited for.
+            # Rows without this event pass on the time they would have waited for.
             seconds = np.where(event.only, seconds, 0.0)
             handed_on = stream if ready is None else ready
             end = np.where(event.only, end, handed_on)
@@ -202,7 +211,7 @@ class Streams:
         return end - seconds, end
 
     def _ready(self, event: Run) -> Floats | None:
-        """When all that an event waits for is done; None if it waits for nothing."""
+        """Time at which everything an event waits for is done; None if it waits for nothing."""
         ready: Floats | None = None
         for name in event.after:
             at = self.rows.get(name)
@@ -214,8 +223,8 @@ class Streams:
         return ready
 
     def _overlap(self, event: Run, start: Floats, seconds: Floats) -> Floats:
-        """Seconds of an event during which one of the streams beside it is busy."""
-        # What is busy until before the start does not overlap.
+        """Seconds of an event during which one of the streams in `event.beside` is busy."""
+        # A stream that is free before the start does not overlap.
         busy = start
         for name in event.beside:
             if name in self.rows:
@@ -224,19 +233,22 @@ class Streams:
         return overlap
 
     def _give(self, queue: str, end: Floats) -> None:
+        """Append a time to a queue."""
         number = self.queued.get(queue, 0)
         self.at[self.index[f"{queue} {number}"]] = end
         self.queued[queue] = number + 1
 
     def _take(self, queue: str) -> Floats:
+        """Remove and return the first time of a queue."""
         number = self.queued[queue] = self.queued[queue] - 1
         first = self.index[f"{queue} 0"]
         taken: Floats = self.at[first].copy()
-        # Those behind move up: places are next to each other.
+        # The others move up: positions of a queue are adjacent rows.
         self.at[first : first + number] = self.at[first + 1 : first + 1 + number]
         return taken
 
     def _repeat(self, event: Repeat) -> None:
+        """Simulate repetitions of a body until they are alike, then add the rest at once."""
         left = np.broadcast_to(event.times, self.at.shape[1:]).copy()
         changed: Floats | None = None
         queued = dict(self.queued)
@@ -257,11 +269,12 @@ class Streams:
                 left = np.where(settled, 0, left)
 
     def _settled(self, before: Floats, changed: Floats, last: Floats | None) -> Bools:
-        """Rows in which every further repetition will do what this one did.
+        """Mask of rows in which every further repetition will change the registers as this one did.
 
-        All registers moved alike; or one stood still, behind when the repetition began, so that it
-        had no part in it; or one for which nobody waits is ahead of all and runs away from them,
-        as it did before.
+        Each register must meet one of three conditions. It advanced by the same time as the first.
+        Or it did not change and was already earlier than the repetition's start, so it had no
+        effect. Or it is the latest of all and gets further ahead by the same time as in the
+        repetition before, so nothing waits for it.
         """
         now = self.at[: self.times]
         moved, changed = changed[0], changed[: self.times]
@@ -277,7 +290,7 @@ class Streams:
 
 
 def _registers(program: Program) -> Iterator[str]:
-    """Names of all streams and marks, and of the places in queues."""
+    """Names of all streams, marks and queue positions in a program, with duplicates."""
     deepest: dict[str, int] = {}
     queued: dict[str, int] = {}
 

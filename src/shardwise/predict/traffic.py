@@ -26,7 +26,7 @@ class Collective(NamedTuple):
 
 
 def predict_traffic(units: ModelUnits, c: Configurations) -> list[Collective]:
-    """What one rank takes part in, by operation and by group of the device mesh."""
+    """The collectives that one rank takes part in per step, by operation and device mesh group."""
     found: dict[tuple[str, str], Collective] = {}
     for part in emit_steps(units, c).parts:
         rows = part.rows
@@ -40,7 +40,10 @@ def predict_traffic(units: ModelUnits, c: Configurations) -> list[Collective]:
 
 
 def collectives(program: Program, rows: int) -> list[Collective]:
-    """The sums of a program's messages."""
+    """Calls and bytes of a program's collectives, summed by operation and group.
+
+    `rows` is the number of configurations of the program.
+    """
     found: dict[tuple[str, str], Collective] = {}
 
     def add(events: Program, times: Ints) -> None:

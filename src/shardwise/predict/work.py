@@ -10,7 +10,7 @@ from shardwise.predict.configurations import Bools, Configurations, Floats
 from shardwise.spec.strategy import blocks_of_share
 from shardwise.units.unit import ModelUnits
 
-# Said wherever a number depends on it.
+# Shown wherever a number depends on this convention.
 MFU_CONVENTION = (
     "FLOPs of forward and backward (3 x forward where all is trained; matmuls and full attention "
     "scores, embedding lookup excluded) over the dense peak of the compute dtype; recomputation "
@@ -19,7 +19,7 @@ MFU_CONVENTION = (
 
 
 class Work(NamedTuple):
-    """FLOPs of one step over the whole cluster; `hardware` adds what recomputation repeats."""
+    """Tokens and FLOPs of one step over all devices; `hardware_flops` adds recomputation."""
 
     tokens: Floats
     model_flops: Floats
@@ -27,13 +27,13 @@ class Work(NamedTuple):
 
 
 def model_flops_per_token(units: ModelUnits) -> float:
-    """Forward and backward, once."""
-    # Every device of a tensor group does its part.
+    """FLOPs per token of one forward and backward, without recomputation, over all devices."""
+    # Each device of a tensor group computes a part.
     return units.division.tensor * (units.forward_flops() + units.backward_flops())
 
 
 def predict_work(units: ModelUnits, c: Configurations) -> Work:
-    """Forward and backward; recomputation adds what its policy runs again."""
+    """Tokens and FLOPs of one step for each configuration, summed over all devices."""
     tokens = c.micro_batch * c.accumulate * c.data_parallel * float(units.seq_len)
     once = model_flops_per_token(units)
     share = units.division.tensor
@@ -50,16 +50,16 @@ def predict_work(units: ModelUnits, c: Configurations) -> Work:
 
 
 def recomputed_blocks(c: Configurations, count: int) -> Bools:
-    """Which of `count` blocks recompute everything: the first ones, a column each.
+    """Which of `count` blocks recompute everything (the first ones): a mask (rows, count).
 
-    A share counts blocks, as the engine does, however many of them are in a unit.
+    The share of recomputed blocks counts blocks, as the engine does, not units.
     """
     recomputed: Bools = np.arange(count) < blocks_of_share(c.full_recompute, count)[:, None]
     return recomputed
 
 
 def sum_by_unit(per_block: Floats, units: ModelUnits) -> Floats:
-    """Columns of blocks, summed to columns of units."""
+    """Values by block (rows, blocks), summed to values by unit (rows, units)."""
     sizes = np.asarray([len(unit.blocks) for unit in units.blocks], dtype=np.int64)
     if len(sizes) == per_block.shape[1]:
         return per_block

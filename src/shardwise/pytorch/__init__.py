@@ -1,1 +1,1 @@
-"""What Shardwise asks of PyTorch itself."""
+"""What Shardwise asks of PyTorch: devices, private names, modules."""

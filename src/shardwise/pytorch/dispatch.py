@@ -1,4 +1,4 @@
-"""The base of what sees every operation of a step: counters, ledgers and recorders."""
+"""The base class of modes that see every operation of a step: counters, ledgers, recorders."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any, ClassVar
 
 import torch
 
-from shardwise.engine.torch_private import TorchDispatchMode
+from shardwise.pytorch.private import TorchDispatchMode
 
 
 class DispatchMode(TorchDispatchMode):
     """Calls `observe` after every operation that runs while it is entered."""
 
-    # Tensors whose operations are not observed: they dispatch again, with plain tensors.
+    # Classes of tensors whose operations are not observed: they dispatch again, on plain tensors.
     composed_of_plain: ClassVar[frozenset[type]] = frozenset()
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Look at one operation that has run, with its arguments and its result."""
+        """Called with each operation after it has run, its arguments and its result."""
         raise NotImplementedError
 
     def __torch_dispatch__(
@@ -40,7 +40,10 @@ class DispatchMode(TorchDispatchMode):
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """What lists, tuples and dicts hold: arguments of an operation have no other containers."""
+    """Yield all values inside nested lists, tuples and dicts.
+
+    Arguments of an operation have no other containers.
+    """
     if isinstance(value, (list, tuple)):
         for one in value:
             yield from leaves(one)
@@ -51,5 +54,5 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors among the arguments or the results of an operation."""
+    """The tensors inside the arguments or results of an operation."""
     return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]

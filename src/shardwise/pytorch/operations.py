@@ -1,4 +1,4 @@
-"""What one operation costs: its FLOPs, the storages it touches, and which run as one kernel."""
+"""The cost of an operation: its FLOPs, the storages it touches, and which run as one kernel."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
-from shardwise.engine.torch_private import CPU_ATTENTION, GROUPED_MATMUL, is_mutable, storage_id
 from shardwise.pytorch.dispatch import tensors_in
+from shardwise.pytorch.private import CPU_ATTENTION, GROUPED_MATMUL, is_mutable, storage_id
 
 
 @dataclass
@@ -25,9 +25,10 @@ class Elementwise:
 def fused(operations: list[Elementwise], saved: set[int]) -> tuple[int, float]:
     """(kernels, bytes) of element-wise operations, merged as the formulas count them.
 
-    Coefficients were fitted with the formulas of `decoder`, which count rotary embeddings or the
-    mean square of a norm as one operation. So operations are merged into one kernel if autograd
-    does not save the result between them and only element-wise operations read it.
+    `saved` are the numbers of storages that autograd saves. Coefficients were fitted with the
+    formulas of `decoder`, which count rotary embeddings or the mean square of a norm as one
+    operation. So operations are merged into one kernel if autograd does not save the result between
+    them and only element-wise operations read it.
     """
     readers: dict[int, list[int]] = {}
     for index, operation in enumerate(operations):
@@ -62,7 +63,7 @@ def fused(operations: list[Elementwise], saved: set[int]) -> tuple[int, float]:
 
 
 def is_view(func: Any, operands: Any, made: list[torch.Tensor]) -> bool:
-    """Whether an operation runs no kernel: it returns storages of its inputs."""
+    """Whether an operation runs no kernel: its results `made` share the storages of its inputs."""
     if is_mutable(func):
         return False
     given = {storage_key(t) for t in tensors_in(operands)}
@@ -70,20 +71,25 @@ def is_view(func: Any, operands: Any, made: list[torch.Tensor]) -> bool:
 
 
 def touched_bytes(tensor: torch.Tensor) -> int:
-    """Bytes that a kernel reads or writes: at most the storage, less for a slice."""
+    """Bytes of a tensor that a kernel reads or writes: at most those of its storage."""
     return min(tensor.numel() * tensor.itemsize, storage_size(tensor))
 
 
 def storage_key(tensor: torch.Tensor) -> int:
+    """The identity of the tensor's storage while it is alive."""
     return storage_id(tensor.untyped_storage())
 
 
 def storage_size(tensor: torch.Tensor) -> int:
+    """Bytes of the tensor's storage."""
     return tensor.untyped_storage().nbytes()
 
 
 def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    """FLOPs by torch's flop registry, plus the CPU's fused attention and grouped matmuls."""
+    """FLOPs of an operation that has run; 0 if torch's registry does not count it.
+
+    The CPU's fused attention and grouped matmuls are counted in addition.
+    """
     if func is CPU_ATTENTION:
         query, key, value = args[:3]
         shapes = (query.shape, _expanded(key, query), _expanded(value, query))

@@ -1,4 +1,4 @@
-"""What sharding asks of a module, each answered once and handed down."""
+"""The structure of a module that sharding needs, each part computed once."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from functools import cached_property
 import torch
 from torch import nn
 
+from shardwise.pytorch.adapted import adapter_of
+from shardwise.pytorch.blocks import find_blocks, owners, parameter_names
 from shardwise.spec.adapter import Adapter
-from shardwise.units.adapted import adapter_of
-from shardwise.units.blocks import find_blocks, owners, parameter_names
 
 
 class Parts:
@@ -25,12 +25,12 @@ class Parts:
 
     @cached_property
     def blocks(self) -> dict[str, nn.Module]:
-        """The repeated blocks by name; SpecError if there are none."""
+        """The repeated blocks by name; raises SpecError if there are none."""
         return find_blocks(self.module)
 
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters by each of their names."""
+        """The parameters by name; a tied one appears under each of its names."""
         return dict(self.module.named_parameters(remove_duplicate=False))
 
     @cached_property
@@ -40,7 +40,10 @@ class Parts:
 
     @cached_property
     def owner(self) -> dict[str, str]:
-        """The block that owns each parameter, by its first name; '' is the root."""
+        """The name of the block that owns each parameter, by its first name; '' is the root.
+
+        The root also owns each parameter that several units share.
+        """
         return owners(self.module, self.blocks)
 
     @property
@@ -50,14 +53,14 @@ class Parts:
 
     @property
     def master_dtype(self) -> torch.dtype | None:
-        """The dtype of the first trained parameter, which becomes the master dtype of a run.
+        """The dtype of the first trained parameter, which is the master dtype; None without one.
 
-        Frozen parameters of the same dtype follow it; others are stored in their own. peft trains
-        copies of modules in the dtype of the base beside adapters in fp32.
+        Frozen parameters of the same dtype follow it; others keep their own. With adapters in fp32,
+        peft trains copies of modules in the dtype of the base.
         """
         return next((p.dtype for p in self.module.parameters() if p.requires_grad), None)
 
     def one_by_one(self) -> Iterator[list[nn.Module]]:
-        """Each block alone, then the module with what is left."""
+        """Yield [block] for each block, then [module], which stands for the rest."""
         yield from ([block] for block in self.blocks.values())
         yield [self.module]

@@ -1,1 +1,1 @@
-"""How results are shown: tables, figures, pages."""
+"""Results as terminal screens and as one HTML page."""

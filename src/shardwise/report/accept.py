@@ -1,4 +1,4 @@
-"""The screen of `shardwise accept`: progress, then one line for everything that was checked."""
+"""The screen of `shardwise doctor` without a run: progress, then one line per check."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rich.text import Text
 from shardwise.report.screen import bullet, plain_console, plain_table, screen
 
 if TYPE_CHECKING:
-    from shardwise.accept.line import Line
-    from shardwise.accept.result import Result
+    from shardwise.trials.accept.line import Line
+    from shardwise.trials.accept.result import Result
 
-# What the lines of a check are about.
+# What the lines of each check compare.
 TITLES = {
     "parity": "parameters after 6 steps in fp64, difference from one unsharded device",
     "collectives": "calls and bytes of one step, predicted and counted",
@@ -25,13 +25,13 @@ TITLES = {
     "resume": "save, kill, resume: every byte of the checkpoint and every loss",
     "compile": "blocks under torch.compile",
 }
-# The same columns below all titles, on a screen of 80.
+# Column widths by title, the same for every check; 80 columns in total.
 WIDTHS = {"": 7, "what": 28, "expected": 19, "seen": 18}
 STYLES = {"ok": "green", "failed": "bold red", "not run": "yellow"}
 
 
 class AcceptProgress:
-    """Progress on stderr: what is running, and each line as soon as it is known."""
+    """Progress on stderr: the running check, and each line once it is known."""
 
     def __init__(self, checks: int, quiet: bool = False) -> None:
         self._out = plain_console(stderr=True)
@@ -49,17 +49,18 @@ class AcceptProgress:
         self._say(f"  {what} …")
 
     def line(self, line: Line) -> None:
-        """Show a line that is known."""
+        """Show the verdict of a finished line."""
         self._say(f"  {line.verdict}: {line.what}")
 
     def _say(self, text: str) -> None:
+        """Print a text with the elapsed minutes and seconds, unless quiet."""
         if not self._quiet:
             seconds = int(time.monotonic() - self._begin)
             self._out.print(f"{seconds // 60:>2}:{seconds % 60:02} {text}")
 
 
 def print_result(result: Result, file: Path) -> None:
-    """Print the table, why lines failed or were not run, and the verdict."""
+    """Print a table per check, the reasons of failed and skipped lines, and the verdict."""
     out = screen()
     out.print(Text(str(result.machine), style="bold"))
     for one in result.checked:
@@ -88,7 +89,7 @@ def print_result(result: Result, file: Path) -> None:
 
 
 def _print_reasons(result: Result, verdict: str, title: str) -> None:
-    """Print each reason of a check once, with the lines that share it."""
+    """Print the reasons of all lines with this verdict, each reason once per check."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for one in result.checked:
         for line in one.lines:

@@ -10,10 +10,11 @@ from shardwise.spec import catalogue
 
 
 def _share(value: float) -> str:
+    """A share from 0 to 1 as a percentage."""
     return f"{100 * value:.1f} %"
 
 
-# Keys of an entry, and what their errors are of.
+# Keys of an entry, and the predicted quantity that each key has errors of.
 _PARTS = {"time": "tokens/s", "memory": "peak memory"}
 COLUMNS = (
     Column("device", "device", left=True),
@@ -27,7 +28,7 @@ COLUMNS = (
 
 
 def accuracy_entries(device: str | None) -> list[dict[str, Any]]:
-    """The evidence on all devices, or on one; raise SpecError for a device there is not."""
+    """Prediction errors of all devices, or of one; SpecError for an unknown device."""
     found = catalogue.accuracy()
     if device is None:
         return found
@@ -47,7 +48,7 @@ def accuracy_table(found: list[dict[str, Any]]) -> Table:
 
 
 def print_accuracy(found: list[dict[str, Any]], device: str | None) -> None:
-    """The table, and what its words mean."""
+    """Print the table of errors and what its terms mean; say so if nothing was measured."""
     out = screen()
     if not found:
         name = catalogue.find_device(device).name if device else "any device"

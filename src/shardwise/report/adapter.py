@@ -1,4 +1,4 @@
-"""What of a model is trained, in a sentence."""
+"""Which parameters of a model are trained, in a sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STORED = {"nf4": "in 4 bits (NF4)", "int8": "in 8 bits"}
 def adapter_words(model: Model, trained: int, total: int) -> str:
     """Such as "Trains LoRA of rank 16 on all linear layers: 41.9M of 8.07B parameters. …".
 
-    Empty for a model that is trained as a whole.
+    `trained` and `total` are numbers of parameters. Empty for a model without adapters.
     """
     adapter = model.adapter
     if adapter is None:
@@ -27,6 +27,7 @@ def adapter_words(model: Model, trained: int, total: int) -> str:
 
 
 def _what(adapter: Adapter, experts: bool) -> str:
+    """The trained parts, such as "LoRA of rank 16 on all linear layers"."""
     parts = []
     if adapter.rank is not None:
         name = "DoRA" if adapter.dora else "LoRA"

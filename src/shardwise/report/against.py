@@ -1,4 +1,4 @@
-"""Tables of a simulated step against the measured one."""
+"""Tables of a simulated step against the measured step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ MAX_UNITS = 12
 
 
 def print_against(out: Console, compared: Against | None, traffic: list[Term], rank: str) -> None:
-    """Print the terms of a step, then the FSDP units. `compared` is None without step times."""
+    """Print terms of a step, predicted and measured, then FSDP units.
+
+    `compared` is None if the step could not be simulated. `traffic` are terms of collectives.
+    """
     out.print()
     out.print(f"Prediction against measurement ({rank}, per step)", style="bold")
     table = _table("", "simulated" if compared else "predicted")
@@ -47,6 +50,7 @@ def print_against(out: Console, compared: Against | None, traffic: list[Term], r
 
 
 def _table(title: str, predicted: str) -> Table:
+    """An empty table with the columns `title`, `predicted`, "measured" and "error"."""
     table = plain_table()
     for column in (title, predicted, "measured", "error"):
         table.add_column(column, justify="left" if column == title else "right", no_wrap=True)
@@ -54,10 +58,12 @@ def _table(title: str, predicted: str) -> Table:
 
 
 def _pair(term: Term) -> str:
+    """Milliseconds of both values of a term, as "simulated → measured"; "-" if both are 0."""
     if not term.first and not term.second:
         return "-"
     return " → ".join(term.texts({"ns": _short}))
 
 
 def _short(nanoseconds: float) -> str:
+    """Nanoseconds as milliseconds, without a unit."""
     return milliseconds(nanoseconds, ".2g", 9.95)

@@ -1,6 +1,6 @@
-"""Stacked bars for a terminal: what memory holds, and where the time of a step goes.
+"""Stacked bars for a terminal: memory by term, and step time by part.
 
-Parts are told apart by their fill, so that a bar reads without colour, in a file as on a screen.
+Parts differ in fill as well as colour, so that a bar can be read in a file too.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from shardwise.step.profile import MemoryProfile, TimeProfile
 from shardwise.step.words import TERMS, percent
 
 WIDTH = 76
-# Neighbours differ most.
+# Ordered so that neighbouring fills differ most.
 FILLS = "█▒▓░▚▪"
 COLOURS = ("blue", "cyan", "green", "yellow", "magenta", "red")
 FREE, MARK = "·", "|"
-# Smaller shares of a bar have no part of their own.
+# Parts below this share of a bar are merged into "other".
 MIN_SHARE = 0.02
 _OTHER = "other"
-# Of the unit of a legend.
+# Below this many units of the legend, two decimals.
 _SMALL = 10
 
 
 class Part(NamedTuple):
-    """A part of a bar: its name, its size, and the figure of the legend."""
+    """A part of a bar: its name, its size, and its figure in the legend."""
 
     name: str
     size: float
@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
 
 def print_memory(out: Console, memory: MemoryProfile, bar: bool = True) -> None:
-    """What is needed of a device and what is usable, as a sentence and as a bar."""
+    """Print needed, total and usable memory of a device, with a bar of the terms."""
     needed, usable, capacity = memory.needed_bytes, memory.usable_bytes, memory.capacity_bytes
     assert needed is not None
     assert usable is not None
@@ -49,26 +49,29 @@ def print_memory(out: Console, memory: MemoryProfile, bar: bool = True) -> None:
 
 
 def print_step(out: Console, sentence: str, time: TimeProfile, bar: bool = True) -> None:
-    """A sentence about a step, and the parts of its time as a bar."""
+    """Print `sentence`, then a bar of the step time by part."""
     paragraph(out, sentence)
     if bar:
         _print(out, step_bar(time))
 
 
 def memory_bar(memory: MemoryProfile, needed: float, usable: float, capacity: float) -> list[Text]:
-    """The terms at the peak and the allocator overhead, against what a device has and can give."""
+    """Lines of a bar and its legend: bytes by term and allocator overhead, of `capacity`.
+
+    `needed`, `usable` and `capacity` are bytes per device; a mark shows `usable`.
+    """
     _, factor = unit_of(needed)
     overhead = needed - memory.peak_allocated_bytes
     terms = {TERMS[term]: float(size) for term, size in memory.terms.items()}
     sizes = {**terms, "allocator overhead": float(overhead)} if overhead else terms
-    # A part of a small sum would read as nothing.
+    # With one decimal, a part of a small total could read as 0.0.
     digits = 1 if needed >= _SMALL * factor else 2
     parts = _parts(sizes, needed, lambda size: f"{size / factor:,.{digits}f}")
     return [_bar(parts, max(needed, capacity), usable), *_legend(parts)]
 
 
 def step_bar(time: TimeProfile) -> list[Text]:
-    """Compute, and what no compute hides."""
+    """Lines of a bar of one step by part, and its legend with shares of the step."""
     sizes = {
         "compute": time.compute_s,
         "exposed communication": time.exposed_communication_s,
@@ -85,7 +88,7 @@ def step_bar(time: TimeProfile) -> list[Text]:
 
 
 def _parts(sizes: Mapping[str, float], total: float, show: Callable[[float], str]) -> list[Part]:
-    """The parts that can be seen, in their order; the others are one."""
+    """The parts large enough to be drawn, in their order; the rest is merged into "other"."""
     kept = {name: size for name, size in sizes.items() if size >= MIN_SHARE * total}
     while kept and (len(kept) > len(FILLS) or (len(kept) == len(FILLS) and _rest(sizes, kept))):
         del kept[min(kept, key=lambda name: kept[name])]
@@ -95,14 +98,14 @@ def _parts(sizes: Mapping[str, float], total: float, show: Callable[[float], str
 
 
 def _rest(sizes: Mapping[str, float], kept: Mapping[str, float]) -> float:
-    """What has no part of its own; 0 where it could not be seen."""
+    """The size of all parts that are not kept; 0 if it is too small to be drawn."""
     total = sum(sizes.values())
     rest = total - sum(kept.values())
     return rest if rest >= MIN_SHARE * total else 0.0
 
 
 def _bar(parts: Iterable[Part], scale: float, mark: float | None = None) -> Text:
-    """The parts on a scale of `WIDTH` characters, with a mark on it."""
+    """A line of `WIDTH` characters for sizes from 0 to `scale`, with a character at `mark`."""
     text, end = Text(), 0.0
     for part, fill, colour in zip(parts, FILLS, COLOURS, strict=False):
         end += part.size
@@ -115,7 +118,7 @@ def _bar(parts: Iterable[Part], scale: float, mark: float | None = None) -> Text
 
 
 def _legend(parts: Iterable[Part]) -> list[Text]:
-    """What each fill is, in lines."""
+    """Lines that name each fill with its part and figure."""
     lines = [Text()]
     for part, fill, colour in zip(parts, FILLS, COLOURS, strict=False):
         item = Text(fill, style=colour) + Text(f" {part.name} {part.shown}")
@@ -124,7 +127,7 @@ def _legend(parts: Iterable[Part]) -> list[Text]:
 
 
 def _append(lines: list[Text], item: Text) -> None:
-    """Put an item into the last line if it has room, else into a new one."""
+    """Append an item to the last line if there is room, else as a new line."""
     gap = "  " if lines[-1] else ""
     if len(lines[-1]) + len(gap) + len(item) > WIDTH:
         lines.append(item)

@@ -19,7 +19,10 @@ from shardwise.report.screen import plain_console
 
 @contextmanager
 def bytes_bar(total: int | None = None, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """Show a bar on a terminal; yields a function to call with the bytes done since last time."""
+    """Show a progress bar on a terminal; yields a function to call with newly done bytes.
+
+    `total` is the number of bytes to do; without it, the bar has no end.
+    """
     out = plain_console(stderr=True)
     known = (BarColumn(), TimeRemainingColumn(compact=True)) if total else (SpinnerColumn(),)
     columns = (*known, DownloadColumn(), TransferSpeedColumn())

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from rich.text import Text
 
-from shardwise.calibrate.fit import Fit
 from shardwise.observe.observation import Observation
 from shardwise.report.screen import plain_table, screen, show_error
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.quantity import show_seconds
+from shardwise.trials.calibrate.fit import Fit
 
 
 def print_fit(
@@ -20,7 +20,7 @@ def print_fit(
     found: Fit,
     runs: Sequence[Path],
 ) -> None:
-    """Print the error of each run, then the fitted coefficients."""
+    """Print the step-time error of each run, then the fitted coefficients."""
     out = screen()
     low, high = found.calibration.interval
     count = f"{len(runs)} run{'s' if len(runs) != 1 else ''}"

@@ -1,4 +1,4 @@
-"""The catalogue as tables."""
+"""The catalogue of models, devices and software as tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shardwise.report.screen import screen, terminal_table
 from shardwise.report.table import Cell, Column, Table
 from shardwise.spec import catalogue
 from shardwise.spec.quantity import show_count, show_gib
-from shardwise.spec.software import find_software
+from shardwise.spec.software import find_software, software_names
 from shardwise.units.decoder import decoder_units
 
 _MODEL_COLUMNS = (
@@ -49,11 +49,12 @@ _ENTRY_COLUMNS = (
 
 
 def entries(section: str, name: str | None = None) -> list[dict[str, Any]]:
-    """The entries of a section as plain data; one of them if `name` is given."""
+    """The entries of a section as JSON objects; only the entry `name` if it is given."""
     return _ENTRIES[section](name)
 
 
 def _models(name: str | None) -> list[dict[str, Any]]:
+    """Presets of models with their parameter counts; only one if `name` is given."""
     specs = [catalogue.model(n) for n in ([name] if name is not None else catalogue.model_names())]
     found = []
     for spec in specs:
@@ -63,15 +64,19 @@ def _models(name: str | None) -> list[dict[str, Any]]:
 
 
 def _devices(name: str | None) -> list[dict[str, Any]]:
+    """Devices of the catalogue; only one if `name` is given."""
     chosen = catalogue.devices().values() if name is None else [catalogue.find_device(name)]
     return [device.model_dump(mode="json", exclude_none=True) for device in chosen]
 
 
 def _software(name: str | None) -> list[dict[str, Any]]:
-    """Each software with how long its steps take compared with what kernels give, where known."""
+    """Software stacks; `level` is their measured step time over the kernel-based prediction.
+
+    `level` is None for a stack without measured steps. Only one stack if `name` is given.
+    """
     fitted = catalogue.step_coefficients()
     found = []
-    for one in [name] if name is not None else catalogue.software_names():
+    for one in [name] if name is not None else software_names():
         software = find_software(one)
         level = fitted.get(f"{software.stack}.level")
         found.append({**software.model_dump(mode="json"), "level": level})
@@ -82,7 +87,7 @@ _ENTRIES = {"models": _models, "devices": _devices, "software": _software}
 
 
 def section_table(section: str, found: list[dict[str, Any]]) -> Table:
-    """One row per entry."""
+    """Table of a section with one row per entry."""
     if section == "models":
         table = Table(_MODEL_COLUMNS)
         for entry in found:
@@ -117,7 +122,7 @@ def section_table(section: str, found: list[dict[str, Any]]) -> Table:
 
 
 def entry_table(entry: dict[str, Any]) -> Table:
-    """Every figure of one entry with its source; one row per peak."""
+    """Table of every field of one entry with its source; dicts take one row per key."""
     sources = entry.get("source", "")
     table = Table(_ENTRY_COLUMNS)
     for key, value in entry.items():
@@ -128,7 +133,7 @@ def entry_table(entry: dict[str, Any]) -> Table:
         for part, figure in named.items():
             text = f"{figure:,}" if type(figure) is int else str(figure)
             field = f"{key} {part}".strip()
-            # People read the source of all peaks once, beside the first.
+            # The screen shows the source of several peaks once, with the first peak.
             shown = source if part in ("", next(iter(named))) else ""
             table.add(
                 Cell(field, field.replace("_", " ")),
@@ -139,14 +144,14 @@ def entry_table(entry: dict[str, Any]) -> Table:
 
 
 def print_section(section: str, found: list[dict[str, Any]]) -> None:
-    """One line per entry, and how to see the rest."""
+    """Print a section with one line per entry, and how to see one entry in full."""
     out = screen()
     out.print(terminal_table(section_table(section, found), gap=1))
     out.print(f"\nEvery figure and its source: shardwise catalog {section} NAME", style="dim")
 
 
 def print_entry(entry: dict[str, Any]) -> None:
-    """Every figure of one entry, with its source."""
+    """Print every field of one entry, with its source."""
     out = screen()
     out.print(entry["name"], style="bold")
     sources = entry.get("source", "")

@@ -1,4 +1,4 @@
-"""Predicted against measured: two StepProfiles, term by term, with the prediction error."""
+"""Prediction against measurement: two StepProfiles, term by term, with the prediction error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardwise.step.words import collective_names
 
 
 class Row(NamedTuple):
-    """One term of both profiles; the error is None where one side is not known."""
+    """One term as text, predicted and measured; `error` is None if one value is unknown."""
 
     name: str
     predicted: str
@@ -25,7 +25,7 @@ class Row(NamedTuple):
 
 
 def compare(predicted: StepProfile, measured: StepProfile) -> dict[str, list[Row]]:
-    """Rows under their headings."""
+    """Rows for memory, collectives and step time by heading; empty sections are left out."""
     sections = {
         "Peak memory": _memory(predicted, measured),
         "Collectives per step": _traffic(predicted, measured),
@@ -43,7 +43,7 @@ _COLUMNS = (
 
 
 def comparison_table(predicted: StepProfile, measured: StepProfile) -> TerminalTable:
-    """The table at the end of every run."""
+    """The table of predicted and measured values that ends every run."""
     table = Table(_COLUMNS)
     for number, (heading, rows) in enumerate(compare(predicted, measured).items()):
         if number:
@@ -61,10 +61,12 @@ def comparison_table(predicted: StepProfile, measured: StepProfile) -> TerminalT
 
 
 def _row(term: Term, strong: bool = False) -> Row:
+    """A term as a row of text."""
     return Row(term.name, *term.texts(), term.error, strong)
 
 
 def _memory(predicted: StepProfile, measured: StepProfile) -> list[Row]:
+    """Rows of memory by term at the peak, and the total; empty if memory was not measured."""
     if measured.memory is None:
         return []
     *terms, total = memory_terms(predicted.known_memory, measured.memory)
@@ -72,12 +74,14 @@ def _memory(predicted: StepProfile, measured: StepProfile) -> list[Row]:
 
 
 def _traffic(predicted: StepProfile, measured: StepProfile) -> list[Row]:
+    """Rows of calls and bytes per step of each collective."""
     first, second = by_operation(predicted.traffic), by_operation(measured.traffic)
     terms = traffic_terms(first, second, collective_names(first | second))
     return [_row(term) for pair in terms.values() for term in pair] or [Row("none", "", "", None)]
 
 
 def _step(predicted: StepProfile, measured: StepProfile) -> list[Row]:
+    """Rows of step time, its spread, tokens/s and MFU; empty if time was not measured."""
     rows = [_row(term) for term in step_terms(predicted, measured)]
     if rows and measured.time is not None and measured.time.step_s_spread:
         spread = ", ".join(map(show_seconds, measured.time.step_s_spread))

@@ -11,7 +11,7 @@ from shardwise.report.table import ERROR, Cell, Column, Table, error_cell
 from shardwise.spec.quantity import show_gib, show_seconds
 from shardwise.step.profile import relative_error
 from shardwise.step.words import percent
-from shardwise.train.compare_strategies import Ranking, Score, ranking
+from shardwise.trials.compare_strategies import Ranking, Score, ranking
 
 _COLUMNS = (
     Column("name", "strategy", left=True),
@@ -35,6 +35,7 @@ def scores_table(scores: Sequence[Score]) -> Table:
 
 
 def _cells(score: Score) -> list[str | float | Cell | None]:
+    """Cells of the row of one strategy; "failed" if no round of it finished."""
     failed = len(score.failures)
     if score.median_s is None or score.interval_s is None:
         empty = [None] * (len(_COLUMNS) - 3)
@@ -51,7 +52,7 @@ def _cells(score: Score) -> list[str | float | Cell | None]:
 
 
 def print_scores(scores: Sequence[Score], rounds: int) -> None:
-    """The result, then a row per strategy, then failures."""
+    """Print the ranking, a row per strategy, and failures."""
     out = screen()
     out.print(Text(ranking_words(ranking(scores)), style="bold"))
     out.print()
@@ -71,7 +72,7 @@ def print_scores(scores: Sequence[Score], rounds: int) -> None:
 
 
 def ranking_words(result: Ranking | None) -> str:
-    """Which strategy is fastest, and whether the difference is beyond the spread of rounds."""
+    """Sentence: the fastest strategy, those too close to call, and the next slower one."""
     if result is None:
         return "No strategy finished a round."
     name = result.fastest.name

@@ -1,4 +1,4 @@
-"""The screen of `shardwise diff`: the result, the parts of a step, then kernels."""
+"""The screen of `shardwise trace --against`: result, parts of a step, then kernels."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def print_diff(diff: Diff, top: int) -> None:
 
 
 def _print_parts(out: Console, diff: Diff) -> None:
-    """What the difference lies in, the largest first; parts sum to the average step."""
+    """Print the parts of the average step that changed beyond noise, the largest first."""
     changed = [part for part in diff.parts if part.changed]
     if not changed:
         return
@@ -83,9 +83,11 @@ def _print_parts(out: Console, diff: Diff) -> None:
 
 
 def _time(side: Side) -> str:
+    """Milliseconds per step with their spread."""
     spread = f" ± {side.spread_ns / MILLISECOND:,.1f}" if side.spread_ns else ""
     return f"{side.step_ns / MILLISECOND:,.1f}{spread} ms"
 
 
 def _calls(before: float, after: float) -> str:
+    """Calls per step, as "before → after" if they differ."""
     return f"{before:,.0f}" if before == after else f"{before:,.0f} → {after:,.0f}"

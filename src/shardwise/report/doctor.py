@@ -1,4 +1,4 @@
-"""The screen of `shardwise doctor`: one line per check, and what to change."""
+"""The screen of `shardwise doctor`: one line per check, and the overall result."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from rich.text import Text
 from shardwise.report.screen import plain_table, screen
 
 if TYPE_CHECKING:
-    from shardwise.train.check import Check
+    from shardwise.trials.doctor.check import Check
 
 _MARKS = {True: ("ok", "green"), False: ("FAIL", "bold red"), None: ("skip", "yellow")}
 
 
 def print_checks(checks: Sequence[Check], processes: int) -> None:
+    """Print one line per check and the overall result; `processes` ran the reduced model."""
     out = screen()
     table = plain_table()
     table.show_header = False

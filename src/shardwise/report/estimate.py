@@ -1,4 +1,4 @@
-"""The screen of `shardwise estimate`: does it fit, what the peak is made of, what moves."""
+"""The screen of `shardwise estimate`: whether it fits, memory by term, collectives, step time."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -> None:
-    """Print one predicted configuration for a person, in at most 80 columns.
+    """Print the prediction for one configuration, in at most 80 columns.
 
-    `ways` are the changes that would make it fit; they are shown unless it does.
+    `ways` are changes that would make it fit. They are printed unless the verdict is "fits".
     """
     out = screen()
     strategy, memory = run.strategy, profile.known_memory
@@ -87,7 +87,7 @@ def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -
 
 
 def _print_unquantised(out: Console, model: Model) -> None:
-    """Warn of experts that are not quantised, as a plan does."""
+    """Print a warning if the experts of a quantised model stay unquantised."""
     kept = model.unquantised_experts if isinstance(model, ModelSpec) else None
     if kept is None or model.adapter is None:
         return
@@ -98,7 +98,7 @@ def _print_unquantised(out: Console, model: Model) -> None:
 
 
 def _print_bars(out: Console, run: RunSpec, profile: StepProfile) -> None:
-    """The time of a step, where it is known, and the memory of a device."""
+    """Print the parts of the step time, if it is known, and the memory of a device."""
     if profile.time is not None and profile.throughput is not None:
         print_step(out, _time(profile.time, profile.throughput), profile.time)
         for note in (kernel_words(run.cluster), not_compared(run.cluster).strip()):
@@ -108,7 +108,7 @@ def _print_bars(out: Console, run: RunSpec, profile: StepProfile) -> None:
 
 
 def padding_share(profile: StepProfile) -> float:
-    """The share of the sharded parameters that is padding of dimension 0."""
+    """Share (0 to 1) of the sharded parameter memory that is padding of dimension 0."""
     shard = profile.strategy["shard"]
     held = profile.known_memory.terms["parameters"] * shard
     real = profile.model["parameters"] * DTYPE_BYTES[profile.strategy["master_dtype"]]
@@ -116,6 +116,7 @@ def padding_share(profile: StepProfile) -> float:
 
 
 def _headline(profile: StepProfile) -> Text:
+    """The verdict; unless it is "fits", with needed and usable memory."""
     memory = profile.known_memory
     assert memory.verdict is not None
     assert memory.needed_bytes is not None
@@ -131,7 +132,7 @@ def _headline(profile: StepProfile) -> Text:
 
 
 def _shortfall(profile: StepProfile, strategy: Strategy) -> Iterator[str]:
-    """What takes the memory, and what does not help."""
+    """Sentences: the largest memory term, and why more sharding or devices may not help."""
     from shardwise.predict.fit import shortfall_of
 
     short = shortfall_of(profile, strategy)
@@ -150,6 +151,7 @@ def _shortfall(profile: StepProfile, strategy: Strategy) -> Iterator[str]:
 
 
 def _memory_table(profile: StepProfile, run: RunSpec) -> Table:
+    """Table of bytes per device at the peak by term, with shares of the capacity."""
     memory = profile.known_memory
     assert memory.capacity_bytes is not None
     unit, factor = ("GiB", GIB) if memory.peak_allocated_bytes >= GIB else ("MiB", 2**20)
@@ -158,7 +160,7 @@ def _memory_table(profile: StepProfile, run: RunSpec) -> Table:
     table.add_column(unit, justify="right", no_wrap=True)
     table.add_column("of the device", justify="right", no_wrap=True)
     for term, size in memory.terms.items():
-        # What rounds to nothing says nothing; the sum below still holds it.
+        # Terms that round to 0.00 are left out; the total below includes them.
         if size / factor >= 0.005:
             share = _share(size / memory.capacity_bytes)
             table.add_row(_label(term, run), f"{size / factor:,.2f}", share)
@@ -172,6 +174,7 @@ def _memory_table(profile: StepProfile, run: RunSpec) -> Table:
 
 
 def _label(term: str, run: RunSpec) -> str:
+    """Name of a memory term with sharding and dtype, such as "parameters (1/8 of all, fp32)"."""
     strategy, optimizer, adapter = run.strategy, run.job.optimizer, run.adapter
     parts = (strategy.mesh.states if strategy.sharded else 1) * strategy.tensor
     share = f"1/{parts} of all, " if parts > 1 else ""
@@ -190,16 +193,18 @@ def _label(term: str, run: RunSpec) -> str:
 
 
 def _term(term: str, strategy: Strategy) -> str:
-    """A term as people say it; without sharding, autocast copies parameters."""
+    """The name of a memory term; without sharding, "unsharded_parameters" are autocast copies."""
     copies = term == "unsharded_parameters" and not strategy.sharded
     return "working copies of parameters" if copies else TERMS[term]
 
 
 def _share(share: float) -> str:
+    """A share as a percentage; from 10 on as a multiple, such as "12x"."""
     return f"{share:.0%}" if share < 9.995 else f"{share:.0f}x"
 
 
 def _traffic_table(profile: StepProfile) -> Table:
+    """Table of collectives per step: calls, bytes of each call, total bytes, bytes sent."""
     table = plain_table()
     table.add_column("Collectives per step", no_wrap=True)
     table.add_column("calls", justify="right", no_wrap=True)
@@ -220,6 +225,7 @@ def _traffic_table(profile: StepProfile) -> Table:
 
 
 def _work(profile: StepProfile) -> str:
+    """Lines on tokens and FLOPs of a step per device, and the throughput if it is known."""
     work = profile.work
     assert work is not None
     devices = profile.cluster["devices"]
@@ -237,13 +243,14 @@ def _work(profile: StepProfile) -> str:
 
 
 def _unknown_time(run: RunSpec) -> str:
+    """Sentence: why the step time is unknown, and what to do about it."""
     if run.cluster.nodes > 1 and run.cluster.network is None:
         return "Step time: unknown. Add the network to the cluster, such as @400Gbps."
     return f"Step time: unknown. No coefficients are fitted for {run.cluster.device.name}."
 
 
 def _time(time: TimeProfile, rates: ThroughputProfile) -> str:
-    """How long a step takes, and how fast that is."""
+    """Sentence: seconds per step with the 90 % interval, and tokens/s per device."""
     low, high = time.step_s_interval or (time.step_s, time.step_s)
     between = f"90% interval {show_seconds(low)} to {show_seconds(high)}"
     return (
@@ -253,7 +260,10 @@ def _time(time: TimeProfile, rates: ThroughputProfile) -> str:
 
 
 def print_ways(out: Console, ways: Sequence[Change], of: str = "", in_stack: bool = False) -> None:
-    """Options after which it fits; for the others see `ways_title`."""
+    """Print changes after which the run fits, or that no change of settings helps.
+
+    For `of` and `in_stack` see `ways_title`.
+    """
     if not ways:
         out.print(NO_WAY)
         return

@@ -17,7 +17,7 @@ NO_WAY = "No change of settings makes it fit. Use a shorter sequence, or devices
 
 
 def not_compared(cluster: ClusterSpec) -> str:
-    """A sentence for devices without fitted runs."""
+    """A newline and a sentence about devices without fitted runs; empty for fitted ones."""
     found = evidence(cluster)
     if found == "runs":
         return ""
@@ -25,9 +25,10 @@ def not_compared(cluster: ClusterSpec) -> str:
 
 
 def ways_title(ways: Sequence[Change], of: str = "", in_stack: bool = False) -> str:
-    """The heading of ways to fit; `of` is the command that has them, where it is another one.
+    """The heading of a list of options that make a run fit.
 
-    `in_stack` where the memory is that of a run in another stack.
+    `of` is the command that has the options, if it is another command. `in_stack`: the memory is
+    that of the run in another stack.
     """
     whose = f" (options of '{of}'{', memory in this stack' if in_stack else ''})" if of else ""
     risky = " at risk" if all(way.at_risk for way in ways) else ""
@@ -35,7 +36,10 @@ def ways_title(ways: Sequence[Change], of: str = "", in_stack: bool = False) -> 
 
 
 def way_words(way: Change) -> str:
-    """Options after which it fits, and what it needs then."""
+    """The options of a change, and the memory per device that the run then needs.
+
+    Its own memory and, if any, host memory.
+    """
     host = f", and {show_memory(way.host_bytes)} of host memory per device"
     needed = show_memory(way.needed_bytes)
     return f"{way.options}: needs {needed}{host if way.host_bytes else ''}"

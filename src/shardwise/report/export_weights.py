@@ -8,6 +8,7 @@ from shardwise.spec.quantity import show_gb
 
 
 def print_exported(exported: ExportedWeights) -> None:
+    """Print what was exported, where, and how to load it."""
     out = plain_console()
     # Not wrapped, so that names can be copied.
     for reason in exported.skipped:
@@ -17,6 +18,7 @@ def print_exported(exported: ExportedWeights) -> None:
 
 
 def _lines(exported: ExportedWeights) -> list[str]:
+    """Lines on the exported step, files and dtypes, and how to load them."""
     files = exported.files
     named = files[0] if len(files) == 1 else f"{len(files):,} files, {files[0]} to {files[-1]}"
     lines = [

@@ -1,4 +1,4 @@
-"""The screen of `shardwise export`: figures in the stack, differences, the start command."""
+"""The screen of `shardwise export`: figures in the stack, unsupported settings, start command."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from shardwise.step.profile import StepProfile
 
 
 class Figures(NamedTuple):
-    """Predictions of a run as it is planned, and as a stack runs it."""
+    """Predicted steps of a run: `run` as planned, `stack` as the other stack runs it."""
 
     run: StepProfile
     stack: StepProfile
 
     def to_dict(self) -> dict[str, Any]:
+        """Both sets of figures as a JSON object; keys name the units."""
         return {"run": _figures(self.run), "stack": _figures(self.stack)}
 
 
 def exported_dict(written: Exported, run: RunSpec, figures: Figures | None) -> dict[str, Any]:
-    """Everything about an export as plain values."""
+    """An export as a JSON object: the file, changed settings, and predicted figures."""
     changed = changed_fields(run.strategy, written.applied)
     return {
         "schema": 1,
@@ -51,7 +52,10 @@ def print_exported(
     file: str | None,
     console: Console | None = None,
 ) -> None:
-    """Print what the written file does, for people, at most 80 columns wide."""
+    """Print figures in the stack, unsupported settings and the start command.
+
+    At most 80 columns wide. `file` is the written file; None if it went to standard output.
+    """
     out = screen(console)
     if file is not None:
         out.print(f"Written to {file}.")
@@ -72,6 +76,7 @@ def print_exported(
 
 
 def _print_item(out: Console, sentence: str) -> None:
+    """Print a sentence as an indented bullet, wrapped between words."""
     from rich.padding import Padding
 
     lines = Text(sentence).wrap(out, out.width - 4)
@@ -83,6 +88,7 @@ def _print_item(out: Console, sentence: str) -> None:
 def _print_figures(
     out: Console, written: Exported, run: RunSpec, figures: Figures, stack: str
 ) -> None:
+    """Print memory, step time and tokens/s as planned and as the stack runs it."""
     there = run._replace(strategy=written.applied)
     planned, runs = _figures(figures.run), _figures(figures.stack)
     same = not changed_fields(run.strategy, written.applied) and planned == runs
@@ -118,6 +124,7 @@ def _print_figures(
 
 
 def _figures(profile: StepProfile) -> dict[str, Any]:
+    """Needed and usable bytes, verdict, seconds per step and tokens/s of a profile."""
     memory, time, throughput = profile.known_memory, profile.time, profile.throughput
     return {
         "needed_bytes": memory.needed_bytes,

@@ -23,7 +23,10 @@ def print_checked(
     incomplete: Sequence[str],
     seconds: float,
 ) -> None:
-    """Print every finding, broken ones first; `incomplete` checkpoints were not checked."""
+    """Print the verdict and findings of each checkpoint, broken findings first.
+
+    `incomplete` are names of checkpoints that were not checked. `seconds` is the total time.
+    """
     out = screen()
     for one in checked:
         _show(out, one)
@@ -36,6 +39,7 @@ def print_checked(
 
 
 def _show(out: Console, one: Checked) -> None:
+    """Print the verdict, size, findings and notes of one checkpoint."""
     verdict = Text("intact", style="green")
     if not one.intact:
         verdict = Text("broken", style="bold red")
@@ -55,7 +59,7 @@ def _show(out: Console, one: Checked) -> None:
 
 
 def _line(out: Console, label: str, style: str, text: str) -> None:
-    """Print a label and a text, wrapped in its own column."""
+    """Print a label in the first column and a text wrapped in the second."""
     width = max(20, out.width - _LABEL)
     lines = textwrap.wrap(text, width, break_on_hyphens=False) or [""]
     out.print(Text(f"  {label:<{_LABEL - 2}}", style=style) + Text(lines[0], style=""))
@@ -64,13 +68,14 @@ def _line(out: Console, label: str, style: str, text: str) -> None:
 
 
 def _bytes(count: int) -> str:
+    """Bytes as kB, MB or GB."""
     if count < 1e5:
         return f"{count / 1e3:,.1f} kB"
     return f"{count / 1e9:,.2f} GB" if count >= 1e8 else f"{count / 1e6:,.2f} MB"
 
 
 def checked_json(one: Checked) -> dict[str, Any]:
-    """A checkpoint as JSON, with every finding."""
+    """A verified checkpoint as a JSON object, with every finding."""
     return {
         "path": one.url,
         "format": one.kind,

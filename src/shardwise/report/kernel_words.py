@@ -1,4 +1,4 @@
-"""Which kernels a prediction takes for granted, in one sentence."""
+"""Which kernels a prediction assumes, as sentences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from shardwise.spec.software import find_software
 
 
 def kernel_words(cluster: ClusterSpec) -> str:
-    """Empty where times were measured on the cluster itself, or are not known."""
+    """Sentence: the software, attention kernel and devices that a prediction assumes.
+
+    Empty for CPUs and for clusters that were calibrated.
+    """
     if cluster.calibration is not None or cluster.device.is_cpu:
         return ""
     software = find_software(cluster.software)
@@ -23,7 +26,7 @@ def kernel_words(cluster: ClusterSpec) -> str:
 
 
 def _corrected_words(cluster: ClusterSpec) -> str:
-    """What measured steps changed; empty without any."""
+    """Sentence on how measured steps correct the prediction; empty without any."""
     if cluster.level is None:
         return ""
     steps, times = cluster.level.steps, cluster.level.factor
@@ -35,7 +38,10 @@ def _corrected_words(cluster: ClusterSpec) -> str:
 
 
 def narrower_words(interval: tuple[float, float], level: Level | None) -> str:
-    """What would narrow the interval of tokens/s most, and to what."""
+    """Line: the command that narrows the interval of tokens/s most, and to what.
+
+    `interval` are relative errors; `level` is the correction by steps measured so far.
+    """
     low, high = interval
     one = "one more" if level else "a"
     return f"plan run.toml --measured 3.2s: {one} measured step makes it {low:+.0%} to {high:+.0%}"

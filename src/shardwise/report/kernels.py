@@ -25,10 +25,12 @@ TITLES = {
 
 
 def _share(value: float) -> str:
+    """A share from 0 to 1 as a percentage."""
     return f"{100 * value:.0f} %" if value >= 0.0995 else f"{100 * value:.1f} %"
 
 
 def _micro(seconds: float) -> str:
+    """Seconds as microseconds or milliseconds."""
     micro = 1e6 * seconds
     if micro >= 1000:
         return f"{micro / 1000:.1f} ms"
@@ -36,34 +38,41 @@ def _micro(seconds: float) -> str:
 
 
 def _factor(value: float | None) -> str:
+    """A factor such as "× 1.25"; empty for None."""
     return "" if value is None else f"× {value:.2f}"
 
 
 def _whole(value: float) -> str:
+    """A number without decimals."""
     return f"{value:,.0f}"
 
 
 def _tokens(value: float) -> str:
+    """A number of tokens; from 10,000 on in multiples of 1,024, such as "16k"."""
     return _whole(value) if value < 10_000 else f"{value / 1024:,.0f}k"
 
 
 def _flops(value: float) -> str:
+    """FLOPs with G or T."""
     scale, unit = (1e12, "T") if value >= 1e12 else (1e9, "G")
     return f"{value / scale:.0f}{unit}"
 
 
 def _bytes(value: float) -> str:
-    # Sizes of three digits: 2**30 is written as 1.07e9.
+    """Bytes as GiB, MiB, KiB or B without decimals."""
+    # Sizes are recorded with three digits: 2**30 as 1.07e9.
     scales = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-    scale, unit = next(one for one in scales if value >= 0.99 * one[0])
+    scale, unit = next((one for one in scales if value >= 0.99 * one[0]), (1, "B"))
     return f"{value / scale:.0f} {unit}"
 
 
 def _range(show: Callable[[float], str]) -> Callable[[tuple[float, float]], str]:
+    """A function that writes a pair of numbers as a range, each end with `show`."""
     return lambda ends: f"{show(ends[0])}–{show(ends[1])}"
 
 
 def _ranks(groups: Sequence[int]) -> str:
+    """Group sizes, in ascending order, as a range such as "2–8"."""
     return str(groups[0]) if groups[0] == groups[-1] else f"{groups[0]}–{groups[-1]}"
 
 
@@ -76,6 +85,7 @@ _CALL = Column("call_s", "a call", _micro)
 
 
 def _fitted(title: str, show: Callable[[float], str]) -> Column:
+    """The column of the range of sizes that a kernel was fitted on."""
     return Column("fitted", title, _range(show), left=True)
 
 
@@ -95,7 +105,7 @@ _MOVED = (
     _fitted("bytes", _bytes),
 )
 _PASSES = {"forward": "fwd", "apart": "fwd", "together": "both"}
-# What the screen shows of the kernels of a family; keys are those of its record.
+# Columns on the screen by family of kernels; keys are the fields of `Kernel` and its subclasses.
 _COLUMNS: dict[str, tuple[Column, ...]] = {
     "attention": (
         _KERNEL,
@@ -159,12 +169,15 @@ _SUMMARY_COLUMNS = (
 
 
 def kernel_entries(device: str | None) -> list[dict[str, Any]]:
-    """All kernels, or those of one device; raise SpecError for a device without any."""
+    """All kernels as JSON, or those of one device; SpecError for a device without kernels."""
     return [kernel.model_dump(mode="json", exclude_none=True) for kernel in _kernels(device)]
 
 
 def kernel_table(device: str | None) -> Table:
-    """One row per kernel, with every figure of its record; others are empty."""
+    """Table for CSV and Markdown: one row per kernel, one column per field of any family.
+
+    Fields that a kernel does not have are empty.
+    """
     kernels = _kernels(device)
     fields = dict.fromkeys(key for kernel in kernels for key in type(kernel).model_fields)
     keys = [key for key in fields if key != "fitted"]
@@ -177,12 +190,12 @@ def kernel_table(device: str | None) -> Table:
 
 
 def _plain(value: Any) -> Any:
-    """A value that a cell can hold: several are one text."""
+    """The value as a table cell can hold it: a tuple becomes one text."""
     return "; ".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def print_kernels(device: str | None) -> None:
-    """A table per family of one device; of all devices, how much is known of each."""
+    """Print the kernels of one device by family; for None, a summary of all devices."""
     if device is None:
         _print_summary()
         return
@@ -207,6 +220,7 @@ def print_kernels(device: str | None) -> None:
 
 
 def _family_table(family: str, kernels: Sequence[Kernel]) -> Table:
+    """Table of the kernels of one family on one device; columns empty in all rows are left out."""
     values = [[getattr(kernel, column.key) for column in _COLUMNS[family]] for kernel in kernels]
     # A column that is empty for all is left out: most devices lack some factor.
     shown = [
@@ -217,7 +231,7 @@ def _family_table(family: str, kernels: Sequence[Kernel]) -> Table:
     table = Table([_COLUMNS[family][place] for place in shown])
     for kernel, row in zip(kernels, values, strict=True):
         cells = [_cell(_COLUMNS[family][place], row[place]) for place in shown]
-        # Most are of bf16; where one is not, people have to see it.
+        # Most kernels run in bf16; any other dtype is shown with the name.
         if kernel.dtype not in ("bf16", "any") and family in ("attention", "matmul", "grouped"):
             cells[0] = Cell(kernel.kernel, f"{kernel.kernel} ({kernel.dtype})")
         table.add(*cells)
@@ -225,11 +239,12 @@ def _family_table(family: str, kernels: Sequence[Kernel]) -> Table:
 
 
 def _cell(column: Column, value: Any) -> Cell:
-    """A coefficient as text: nothing where it is absent or plays no part."""
+    """A coefficient as a table cell: empty text for None and 0."""
     return Cell(_plain(value), "" if value in (None, 0.0) else column.show(value))
 
 
 def _print_summary() -> None:
+    """Print a row per device and family: kernels, measured rows, sources, RMS spread."""
     table = Table(_SUMMARY_COLUMNS)
     kernels = all_kernels()
     for device in dict.fromkeys(kernel.device for kernel in kernels):
@@ -246,4 +261,5 @@ def _print_summary() -> None:
 
 
 def _kernels(device: str | None) -> Sequence[Kernel]:
+    """All measured kernels, or those of one device."""
     return all_kernels() if device is None else kernels_of(device)

@@ -15,14 +15,14 @@ from shardwise.spec.quantity import show_seconds
 from shardwise.step.words import percent
 
 if TYPE_CHECKING:
-    from shardwise.calibrate.machine.measure import Machine
-    from shardwise.calibrate.machine.quality import Doubt
+    from shardwise.trials.calibrate.machine.measure import Machine
+    from shardwise.trials.calibrate.machine.quality import Doubt
 
 
 class MeasuringScreen:
-    """Progress: one changing line on a terminal, one line per kind elsewhere.
+    """Progress of a measurement on stderr: a live line on a terminal, else a line per kind.
 
-    Written to stderr, so that `--json` stays clean.
+    Stderr keeps the standard output clean for `--json`.
     """
 
     def __init__(self, quiet: bool = False) -> None:
@@ -57,7 +57,7 @@ class MeasuringScreen:
             self._bar.stop()
 
     def step(self, kind: str, which: str = "") -> None:
-        """Show what is measured next."""
+        """Show that `kind` (and `which` of it) is measured next."""
         if self._quiet:
             return
         if self._bar is not None:
@@ -68,7 +68,7 @@ class MeasuringScreen:
 
 
 def print_machine(machine: Machine, seconds: float) -> None:
-    """Print compute rates, then collectives; every figure is measured."""
+    """Print the measured compute rates, memory rates and collectives of this machine."""
     out = screen()
     through = f", {machine.backend}" if machine.backend else ""
     where = f"{machine.nodes} x {machine.devices_per_node} {machine.device}{through}"
@@ -101,7 +101,10 @@ def print_machine(machine: Machine, seconds: float) -> None:
 
 
 def print_doubts(doubts: Sequence[Doubt], *, is_written: bool) -> None:
-    """Print why a measurement is poor, and what to do about it."""
+    """Print why the measurement is poor and what to do; nothing without doubts.
+
+    `is_written`: the cluster file is written nevertheless.
+    """
     if not doubts:
         return
     out = screen()
@@ -114,6 +117,7 @@ def print_doubts(doubts: Sequence[Doubt], *, is_written: bool) -> None:
 
 
 def _doubt_words(doubt: Doubt) -> str:
+    """Sentence: why the measurement is poor, with the measured value and its limit."""
     if doubt.kind == "load":
         return (
             f"Other processes used {percent(doubt.value)} of the cores before it began (limit "
@@ -131,6 +135,7 @@ def _doubt_words(doubt: Doubt) -> str:
 
 
 def _products(machine: Machine) -> Any:
+    """Table of matmul rates in GFLOPS by dtype and edge length of the matrices."""
     table = plain_table()
     table.add_column("matmul", no_wrap=True)
     edges = sorted({one.edge for one in machine.compute.products})
@@ -144,6 +149,7 @@ def _products(machine: Machine) -> Any:
 
 
 def _collectives(machine: Machine) -> Any:
+    """Table of collectives: latency, bandwidth in Gbit/s with 95 % interval, R² of the fit."""
     table = plain_table()
     for title, side in (("collective", "left"), ("ranks", "right"), ("latency", "right"),
                         ("Gbit/s", "right"), ("", "left"), ("R²", "right")):  # fmt: skip
@@ -162,17 +168,19 @@ def _collectives(machine: Machine) -> Any:
 
 
 def _latency(seconds: float) -> str:
+    """Seconds as text; below 1 ms as microseconds."""
     return f"{seconds * 1e6:.0f} µs" if seconds < 1e-3 else show_seconds(seconds)
 
 
 def _outliers(machine: Machine) -> tuple[int, int]:
+    """Number of repetitions left out as outliers, and number of all repetitions."""
     timings = [one.timing for one in machine.compute.products]
     timings += [m.timing for one in machine.collectives for m in one.messages]
     return sum(t.outliers for t in timings), sum(len(t.seconds) for t in timings)
 
 
 def machine_table(machine: Machine) -> dict[str, Any]:
-    """The measurements as JSON: every size with its spread."""
+    """All measurements as a JSON object: rates in FLOP/s and bytes/s, times in seconds."""
     compute = machine.compute
     return {
         "device": machine.device,

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from shardwise.observe.memory.analysis import MemoryAnalysis
 from shardwise.observe.memory.record import Curve, Fragmentation, Holder, Memory, Peak, StepSource
 from shardwise.observe.memory.verdict import (
     HEADROOM,
@@ -18,7 +19,7 @@ from shardwise.observe.memory.verdict import (
     one_owner_dominates,
     verdict_of,
 )
-from shardwise.report.screen import plain_table, screen
+from shardwise.report.screen import plain_table, screen, text_of
 from shardwise.spec.foreign_text import cut
 from shardwise.spec.quantity import show_gib
 from shardwise.step.words import percent
@@ -89,9 +90,19 @@ def print_memory(
                 )
 
 
+def memory_text(found: MemoryAnalysis, top: int = 10) -> str:
+    """The screen of `shardwise memory` as text of 80 columns, without colours."""
+    return text_of(
+        lambda console: print_memory(
+            found.memories, top, found.capacity_bytes, console, found.headroom
+        )
+    )
+
+
 def _print_device(
     out: Console, memory: Memory, top: int, capacity: int | None, headroom: float
 ) -> None:
+    """Print the full analysis of one device: peak, owner, fix, curve, tables, leak."""
     verdict = verdict_of(memory, capacity, headroom)
     out.print(Text(_peak(memory, verdict, capacity, headroom), style="bold"))
     out.print(_largest_owner(memory))
@@ -119,6 +130,7 @@ def _print_device(
 
 
 def _peak(memory: Memory, verdict: MemoryVerdict, capacity: int | None, headroom: float) -> str:
+    """Sentence on peak bytes allocated and reserved, and the headroom if the capacity is known."""
     peak = memory.peak
     reserved = "" if peak.reserved_bytes is None else f", {show_gib(peak.reserved_bytes)} reserved"
     text = f"Peak: {show_gib(peak.allocated_bytes)} allocated{reserved}"
@@ -134,6 +146,7 @@ def _peak(memory: Memory, verdict: MemoryVerdict, capacity: int | None, headroom
 
 
 def _largest_owner(memory: Memory) -> str:
+    """Sentence naming the code that owns most bytes at the peak, with its share."""
     peak = memory.peak.allocated_bytes
     if not peak:
         return "Nothing was allocated."
@@ -154,6 +167,7 @@ def _largest_owner(memory: Memory) -> str:
 
 
 def _fix(memory: Memory, verdict: MemoryVerdict) -> str:
+    """Sentence with the suggested fix for the main cause of the peak, or why there is none."""
     if verdict.cause == "none":
         if one_owner_dominates(memory):
             return f"No suggested fix: only a smaller {memory.holders[0].place} lowers the peak."
@@ -173,6 +187,7 @@ def _fix(memory: Memory, verdict: MemoryVerdict) -> str:
 
 
 def _fragmentation_fix(found: Fragmentation, peak: Peak) -> str:
+    """What to do against fragmentation, with the evidence, as a phrase."""
     share = (found.unused_at_peak_bytes or 0) / (peak.reserved_bytes or 1)
     evidence = f"{percent(share)} unused"
     if found.retries:
@@ -183,7 +198,10 @@ def _fragmentation_fix(found: Fragmentation, peak: Peak) -> str:
 
 
 def sparkline(levels: Sequence[int], highest: int, width: int) -> str:
-    """A curve of at most `width` characters, each the maximum of its part of the events."""
+    """A row of block characters, at most `width`, scaled so that `highest` is the tallest.
+
+    `levels` are bytes per event. Each character shows the maximum of its share of the events.
+    """
     count = min(width, len(levels))
     shown = []
     for column in range(count):
@@ -196,6 +214,7 @@ def sparkline(levels: Sequence[int], highest: int, width: int) -> str:
 
 
 def _print_curve(out: Console, memory: Memory) -> None:
+    """Print allocated and reserved bytes over the recording, and mark the peak."""
     curve, peak = memory.curve, memory.peak
     width = out.width - _LABEL
     highest = max(curve.allocated + (curve.reserved or []))
@@ -221,6 +240,7 @@ def _print_curve(out: Console, memory: Memory) -> None:
 
 
 def _seconds(curve: Curve) -> str:
+    """The length of the recording in parentheses; empty if it is unknown."""
     if curve.seconds is None:
         return ""
     if curve.seconds >= 1:
@@ -229,6 +249,7 @@ def _seconds(curve: Curve) -> str:
 
 
 def _categories(memory: Memory) -> Table:
+    """Table of bytes at the peak by kind of memory, and how each kind is recognised."""
     table = plain_table()
     table.add_column("kind of memory", no_wrap=True)
     table.add_column("at the peak", justify="right", no_wrap=True)
@@ -245,6 +266,7 @@ def _categories(memory: Memory) -> Table:
 
 
 def _holders(memory: Memory, top: int) -> Table:
+    """Table of the `top` lines of code that hold most bytes at the peak."""
     table = plain_table()
     table.add_column("owner", no_wrap=True)
     table.add_column("kind", no_wrap=True)
@@ -270,11 +292,13 @@ def _place(holder: Holder) -> str:
 
 
 def _percent(size: int, memory: Memory) -> str:
+    """A number of bytes as a percentage of the peak; "-" if nothing was allocated."""
     peak = memory.peak.allocated_bytes
     return percent(size / peak, 1) if peak else "-"
 
 
 def _fragmentation(found: Fragmentation) -> list[str]:
+    """Sentences on reserved but unused memory, the largest free block, and OOM retries."""
     parts = {
         "allocated": found.allocated_bytes,
         "waiting for a stream": found.awaiting_bytes,
@@ -299,6 +323,7 @@ def _fragmentation(found: Fragmentation) -> list[str]:
 
 
 def _leak(memory: Memory) -> str:
+    """Sentence: whether memory grows from step to step, by how much, and where."""
     leak = memory.leak
     if leak.steps_by is None:
         return "Leak: cannot be decided, because the recording does not show where steps start."

@@ -25,7 +25,7 @@ from shardwise.step.words import capital, multiple, percent
 
 
 class Figure(NamedTuple):
-    """A number as a screen writes it, and its unit; empty for money."""
+    """A number as text, and its unit: "hours" or "days"; empty for money."""
 
     number: str
     unit: str = ""
@@ -35,6 +35,7 @@ class Figure(NamedTuple):
 
 
 def _long(seconds: float) -> Figure:
+    """Seconds as hours, or as days from one day on."""
     days = seconds / DAY
     return (
         Figure(f"{days:,.1f}", "days") if days >= 1 else Figure(f"{seconds / HOUR:,.1f}", "hours")
@@ -42,11 +43,12 @@ def _long(seconds: float) -> Figure:
 
 
 def _money(amount: float) -> Figure:
+    """An amount as text: cents below 100."""
     return Figure(f"{amount:,.0f}" if amount >= 100 else f"{amount:,.2f}")
 
 
 def show_long(seconds: float) -> str:
-    """Days or hours."""
+    """Seconds as text in hours, or in days from one day on."""
     return str(_long(seconds))
 
 
@@ -56,7 +58,10 @@ def show_money(amount: float) -> str:
 
 
 def cost_words(budget: Budget, tokens_per_s: float, cluster: ClusterSpec) -> str:
-    """Time and money in one sentence; empty without a budget."""
+    """Sentence: time, device-hours and money for the budget's tokens, and whether in time.
+
+    Empty if the budget has neither tokens nor a price.
+    """
     if not budget.given:
         return ""
     cost = budget.cost(tokens_per_s, cluster)
@@ -80,7 +85,7 @@ def cost_words(budget: Budget, tokens_per_s: float, cluster: ClusterSpec) -> str
 
 
 def _between(cost: Cost, value: float, figure_of: Callable[[float], Figure]) -> str:
-    """A figure and its 90 % interval, failures allowed for in the upper end."""
+    """A figure with its 90 % interval; the upper end allows for failures."""
     figure, ends = figure_of(value), [figure_of(value * (1 + end)) for end in cost.interval]
     one_unit = {end.unit for end in ends} == {figure.unit}
     low, high = (end.number if one_unit else str(end) for end in ends)
@@ -88,12 +93,12 @@ def _between(cost: Cost, value: float, figure_of: Callable[[float], Figure]) -> 
 
 
 def tokens_words(budget: Budget) -> str:
-    """The tokens that costs are stated for."""
+    """The number of tokens that costs refer to: the budget's, or a billion."""
     return f"{show_count(budget.tokens or BILLION)} tokens"
 
 
 def cost_columns(budget: Budget) -> tuple[Column, ...]:
-    """Columns of what the budget can tell; CSV headers are the keys of `--json`."""
+    """Columns for the costs that the budget determines; CSV headers are the keys of `--json`."""
     per = "" if budget.tokens is not None else "_per_billion_tokens"
     columns = {
         "seconds": Column("seconds", "time", show_long),
@@ -105,6 +110,7 @@ def cost_columns(budget: Budget) -> tuple[Column, ...]:
 
 
 def _known(budget: Budget) -> list[str]:
+    """Keys of the costs that the budget determines: seconds, hours, money, in_time."""
     known = {
         "seconds": budget.tokens is not None,
         "hours": True,
@@ -115,18 +121,18 @@ def _known(budget: Budget) -> list[str]:
 
 
 def added_cost_columns(budget: Budget) -> tuple[Column, ...]:
-    """Cost columns for the end of a table that has no room for them on a screen."""
+    """Cost columns for CSV and Markdown only; empty without a budget."""
     columns = cost_columns(budget) if budget.given else ()
     return tuple(column._replace(on_screen=False) for column in columns)
 
 
 def added_cost_cells(budget: Budget, tokens_per_s: float, cluster: ClusterSpec) -> list[Cell]:
-    """Cells of `added_cost_columns` at a speed."""
+    """Cells of `added_cost_columns` at a throughput; empty without a budget."""
     return cost_cells(budget, tokens_per_s, cluster) if budget.given else []
 
 
 def cost_cells(budget: Budget, tokens_per_s: float, cluster: ClusterSpec) -> list[Cell]:
-    """Cells of `cost_columns` at a speed."""
+    """Cells of `cost_columns` at a throughput: seconds, device-hours, money, in time."""
     cost, met = budget.cost(tokens_per_s, cluster), budget.in_time(tokens_per_s)
     cells = {
         "seconds": Cell(cost.seconds),
@@ -138,7 +144,7 @@ def cost_cells(budget: Budget, tokens_per_s: float, cluster: ClusterSpec) -> lis
 
 
 def sizes_table(sizes: list[Sized], budget: Budget, chosen_devices: int) -> Table:
-    """One row per part of the cluster, with its cost; the chosen one is strong."""
+    """One row per number of devices: layout, throughput and cost; the chosen row is bold."""
     table = Table(
         (
             Column("devices", "devices", lambda count: f"{count:,}"),
@@ -158,7 +164,10 @@ def sizes_table(sizes: list[Sized], budget: Budget, chosen_devices: int) -> Tabl
 
 
 def size_words(choice: SizeChoice) -> str:
-    """Which size to train on, what it costs against the cheapest, and why it was chosen."""
+    """Sentences: the chosen number of devices, why, and its cost against the cheapest.
+
+    Empty if no configuration fits.
+    """
     all_devices = choice.all_devices
     if choice.reason == "no configuration fits":
         return ""
@@ -179,6 +188,7 @@ def size_words(choice: SizeChoice) -> str:
 
 
 def _chosen_words(choice: SizeChoice, chosen: Sized, least: Sized) -> str:
+    """Sentence on the chosen size, against `least`, the cheapest that meets the deadline."""
     all_devices = choice.all_devices
     name = _devices(chosen, all_devices)
     if choice.reason == "cheapest":
@@ -193,12 +203,16 @@ def _chosen_words(choice: SizeChoice, chosen: Sized, least: Sized) -> str:
 
 
 def _saving(cheap: Sized, chosen: Sized) -> str:
-    """A share of the cost; never `0.0%`, which the table would contradict."""
+    """Share of the cost per token that `cheap` saves against `chosen`, as a percentage.
+
+    Never `0.0%`, which the table would contradict.
+    """
     share = 1 - cheap.cost / chosen.cost
     return percent(share, 1) if share >= 0.001 else "under 0.1%"
 
 
 def _devices(size: Sized, all_devices: int) -> str:
+    """The size as text: "All 512 devices" or "64 of 512 devices"."""
     count = size.cluster.devices
     if count == all_devices:
         return f"All {count:,} devices"
@@ -206,7 +220,7 @@ def _devices(size: Sized, all_devices: int) -> str:
 
 
 def deadline_words(found: Least, problem: Problem, budget: Budget) -> str:
-    """How many devices would meet a missed deadline, as advice."""
+    """Sentence: the fewest devices that meet a missed deadline, or that none do."""
     if found.answer is not None and found.answer.candidate is not None:
         candidate, cluster = found.answer.candidate, found.answer.problem.cluster
         took = show_long(found.target.tokens / candidate.tokens_per_s)

@@ -1,6 +1,6 @@
-"""The screen of `shardwise plan`: what to run, two bars, three reasons, rivals, what to do next.
+"""The screen of `shardwise plan`: recommendation, two bars, three reasons, layouts, next steps.
 
-It takes at most 30 lines of 80 columns. `plan_explained.py` prints all that was weighed.
+It takes at most 30 lines of 80 columns. `plan_explained.py` prints every reason and alternative.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ LINES = 30
 
 
 class Room(NamedTuple):
-    """What a screen has room for beside the answer."""
+    """How much of each optional part of the screen is printed."""
 
-    # Rows of a table, or where no configuration fits what would.
+    # Rows of the table of layouts; if no configuration fits, options that would help.
     rows: int
     reasons: int = 3
-    # Whether an option that would bring more is named.
+    # Whether a further option is printed, with its gain.
     option: bool = False
     # Whether an empty line stands before each part.
     gaps: bool = True
     bars: bool = True
 
 
-# What gives way to warnings and long reasons, the first first.
+# Tried in this order until the screen has at most LINES lines.
 _ROOMS = (
     *(Room(rows, option=True) for rows in (4, 3, 2)),
     *(Room(rows) for rows in (2, 1)),
@@ -77,28 +77,28 @@ _ROOMS = (
     Room(0, 1, gaps=False),
     *(Room(rows, 1, gaps=False, bars=False) for rows in (1, 0)),
 )
-# Characters of a command that ends a sentence, and of a line of a longer one.
+# Most characters of a command on the line of its sentence, and of a line of a wrapped command.
 _SHORT, _COMMAND = 40, 68
 _ALL_THAT_FITS = "--explain: all that would help"
 _EXPLAIN = "--explain: all reasons, settings of every row, lower-memory options"
 
 
 class Start(NamedTuple):
-    """How to start what was planned."""
+    """The commands that start the planned run."""
 
     command: str
     # The run.toml that was written; None where none was.
     written: str | None = None
     # The command that first writes another stack's file.
     export: str | None = None
-    # What that stack does otherwise than is usual.
+    # A warning about what that stack does differently; empty for none.
     remark: str = ""
 
 
 def print_plan(plan: Plan, start: Start, in_time: Least | None = None) -> None:
-    """Print the answer in at most 30 lines of 80 columns.
+    """Print the plan in at most 30 lines of 80 columns.
 
-    `in_time` is with how many devices a deadline would be met that the plan misses.
+    `in_time` is the search for the fewest devices that meet a deadline which the plan misses.
     """
     out = screen()
     profile = plan.profile(plan.winner) if plan.winner else None
@@ -124,6 +124,7 @@ def print_plan(plan: Plan, start: Start, in_time: Least | None = None) -> None:
 def _print_answer(
     out: Console, plan: Plan, winner: Candidate, profile: StepProfile, room: Room
 ) -> None:
+    """Print the recommendation, reasons and layouts, as far as `room` allows."""
     print_recommended(out, plan, winner, profile, brief=True, bars=room.bars)
     heading(out, "Why this layout")
     for reason in three_reasons(plan)[: room.reasons]:
@@ -144,7 +145,7 @@ def _print_answer(
 
 
 def _print_next(out: Console, plan: Plan, start: Start, in_time: Least | None, room: Room) -> None:
-    """How to meet a deadline, how to start it, and what else to try."""
+    """Print how to meet a missed deadline, how to start the run, and further options."""
     out.print()
     if in_time is not None:
         paragraph(out, deadline_words(in_time, plan.problem, plan.budget))
@@ -156,7 +157,7 @@ def _print_next(out: Console, plan: Plan, start: Start, in_time: Least | None, r
 
 
 def print_question(out: Console, plan: Plan) -> None:
-    """The model, where it is trained, and the objective."""
+    """Print the model, the cluster, the assumed kernels, the objective and warnings."""
     problem = plan.problem
     out.print(
         Text(problem.model.name, style="bold")
@@ -186,7 +187,10 @@ def print_recommended(
     brief: bool,
     bars: bool = True,
 ) -> None:
-    """The configuration, what to know about it, its time and its memory, with `bars` or without."""
+    """Print the recommended configuration, notes, step time and memory, as `bars` too.
+
+    `brief` prints reasons and speed in their short form.
+    """
     problem = plan.problem
     speed = pace_words(plan, winner) if brief else step_words(plan, winner)
     paragraph(out, f"Recommended: {planned_words(plan, winner.strategy)}", "bold green")
@@ -206,23 +210,27 @@ def print_recommended(
 
 
 def _said(reason: Reason, brief: bool) -> str:
+    """The text of a reason, in its short form if `brief`."""
     return reason.brief() if brief else reason.words()
 
 
 def is_batch(reason: Reason) -> bool:
-    """Whether a reason tells of the tokens of a step, which stand below the configuration."""
+    """Whether a reason is about the batch size, which is printed below the configuration."""
     return isinstance(reason, StepBatch | LargeBatch)
 
 
 def print_sizes(out: Console, plan: Plan, sizes: list[Sized]) -> None:
-    """What the tokens cost on parts of the cluster."""
+    """Print a table of the cost of the budget's tokens by number of devices."""
     heading(out, f"Cost of {tokens_words(plan.budget)} by size")
     chosen = plan.problem.cluster.devices
     out.print(terminal_table(sizes_table(sizes, plan.budget, chosen)))
 
 
 def some_sizes(choice: SizeChoice, most: int) -> list[Sized]:
-    """The chosen size, the cheapest and the largest, and the sizes next to the chosen one."""
+    """At most `most` of the sizes, in their order.
+
+    Kept first: the chosen, the cheapest and the largest; then those nearest to the chosen.
+    """
     sizes = choice.sizes
     named = {sizes.index(one) for one in (choice.chosen, choice.cheapest, sizes[-1]) if one}
     at = sizes.index(choice.chosen) if choice.chosen else len(sizes) - 1
@@ -232,7 +240,7 @@ def some_sizes(choice: SizeChoice, most: int) -> list[Sized]:
 
 
 def start_words(start: Start) -> Iterator[str]:
-    """How to write the run and start it, in lines."""
+    """Lines that say how to write the run.toml and how to start the run."""
     head = f"{start.written} is written" if start.written else "-o run.toml writes it"
     if len(start.command) < _SHORT and start.export is None:
         yield f"{head}; start it with: {start.command}"
@@ -246,12 +254,12 @@ def start_words(start: Start) -> Iterator[str]:
 
 
 def _behind(head: str, command: str | None) -> str:
-    """The command that writes another stack's file, where the line has room for it."""
+    """A space and the export command; empty if the line after `head` has no room for it."""
     return f" {command}" if command and len(head) + len(command) <= _COMMAND - 2 else ""
 
 
 def _command_lines(command: str) -> list[str]:
-    """A command as a shell reads it, in lines that a terminal has room for."""
+    """A shell command wrapped into lines of a terminal, joined by backslashes."""
     lines = wrap(command, _COMMAND, break_long_words=False, break_on_hyphens=False)
     # Within quotes a line must not be broken.
     whole = [command] if "'" in command or '"' in command else lines
@@ -259,13 +267,14 @@ def _command_lines(command: str) -> list[str]:
 
 
 def _more_options(plan: Plan) -> Iterator[str]:
+    """Lines about options worth trying, and about `--measured` if it narrows the interval."""
     yield from _option(plan)
     if plan.narrower is not None:
         yield narrower_words(plan.narrower, plan.problem.cluster.level)
 
 
 def _option(plan: Plan) -> Iterator[str]:
-    """The option that would bring most."""
+    """The option to try next with its gain, as at most one line."""
     tips: dict[type[Reason], Reason] = {}
     for one in plan.tips:
         tips.setdefault(type(one), one)
@@ -283,6 +292,7 @@ def _option(plan: Plan) -> Iterator[str]:
 
 
 def _print_nothing_fits(out: Console, plan: Plan, room: Room) -> None:
+    """Print how much memory is missing, then what would make the run fit."""
     print_shortfall(out, plan, room.bars)
     if plan.withheld:
         return
@@ -293,14 +303,14 @@ def _print_nothing_fits(out: Console, plan: Plan, room: Room) -> None:
         heading(out, "What would fit")
         for tip in shown:
             bullet(out, tip.brief(plan.units.blocks))
-    # The last of the ways is more devices, which no alternative is.
+    # The last of the ways is more devices, which no tip suggests.
     print_changes(out, plan, plan.ways[-1:] if helpful else plan.ways, brief=True)
     if len(shown) < len(helpful):
         paragraph(out, _ALL_THAT_FITS)
 
 
 def print_shortfall(out: Console, plan: Plan, bars: bool = True) -> None:
-    """That no configuration fits, and by how much; or that what fits is not recommended."""
+    """Print that no configuration fits, and the closest one; or that none is recommended."""
     if plan.withheld:
         out.print(Text("No recommendation.", style="bold red"))
         return
@@ -313,7 +323,7 @@ def print_shortfall(out: Console, plan: Plan, bars: bool = True) -> None:
 
 
 def print_changes(out: Console, plan: Plan, ways: Sequence[Change], *, brief: bool) -> None:
-    """Settings with which it would fit, and parallelism that is not run here."""
+    """Print options that make the run fit, and parallelism that Shardwise does not run."""
     others = [tip for tip in plan.tips if isinstance(tip, OtherParallelism)]
     if ways or len(others) == len(plan.tips):
         out.print()

@@ -1,4 +1,4 @@
-"""`shardwise plan --explain`: all that was weighed, after the recommendation."""
+"""`shardwise plan --explain`: every reason, layout, option and lower-memory configuration."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NEVER_FIT = 4
 def print_explained(plan: Plan, start: Start, top: int, in_time: Least | None = None) -> None:
     """Print every reason, `top` layouts with their settings, tips and lower-memory options.
 
-    `in_time` is with how many devices a deadline would be met that the plan misses.
+    `in_time` is the search for the fewest devices that meet a deadline which the plan misses.
     """
     out = screen()
     print_question(out, plan)
@@ -76,7 +76,7 @@ def print_explained(plan: Plan, start: Start, top: int, in_time: Least | None = 
 
 
 def _print_notes(out: Console, plan: Plan, top: int) -> None:
-    """What the table leaves open: settings of rows, the rule of choice, what never fits."""
+    """Print notes on the table: unusual settings, ties, the rule of choice, rejected layouts."""
     now = next((b for b in plan.baselines if b.name == "now"), None)
     unchanged = now is not None and plan.winner is not None and now.strategy == plan.winner.strategy
     for note in (
@@ -91,6 +91,7 @@ def _print_notes(out: Console, plan: Plan, top: int) -> None:
 
 
 def _rejected(plan: Plan) -> str:
+    """Sentence naming the layouts that never fit; empty for none."""
     if not plan.rejected:
         return ""
     listed = [
@@ -103,6 +104,7 @@ def _rejected(plan: Plan) -> str:
 
 
 def _print_lower_memory(out: Console, plan: Plan, winner: Candidate) -> None:
+    """Print configurations that need less memory than the winner, with their speed."""
     if not plan.front:
         return
     aim, fastest = plan.aim, winner.tokens_per_s

@@ -12,7 +12,7 @@ from shardwise.step.words import percent
 
 
 def plan_table(plan: Plan, top: int) -> Table:
-    """The table of `--csv` and `--markdown`: costs by size for money, else layouts."""
+    """The table for CSV and Markdown: cost by number of devices for money, else layouts."""
     if plan.size_choice is not None and plan.size_choice.sizes:
         chosen = plan.problem.cluster.devices
         return sizes_table(plan.size_choice.sizes, plan.budget, chosen)
@@ -20,7 +20,7 @@ def plan_table(plan: Plan, top: int) -> Table:
 
 
 def layouts_table(plan: Plan, top: int, mark: bool = True) -> Table:
-    """The recommended configuration, the best of other layouts, and the baselines.
+    """Table of the winner, the best of other layouts, and the baselines; all predicted.
 
     `mark` puts a star on rows whose settings `unusual_words` names.
     """
@@ -49,7 +49,7 @@ def layouts_table(plan: Plan, top: int, mark: bool = True) -> Table:
 
 
 def _compared(plan: Plan, top: int) -> list[tuple[str, Baseline]]:
-    """Rows by rank, then the baselines that are not among them."""
+    """Ranked rows, then the baselines that are not among them, as (rank or "now", row)."""
     best = ranked(plan, top)
     rows = [
         (str(rank), Baseline("", c.strategy, c.needed_bytes, "fits", c))
@@ -63,6 +63,7 @@ def _compared(plan: Plan, top: int) -> list[tuple[str, Baseline]]:
 
 
 def _add(table: Table, plan: Plan, rank: str, one: Baseline, star: str) -> None:
+    """Append the row of one configuration; `star` follows its layout."""
     strategy, candidate, cluster = one.strategy, one.candidate, plan.problem.cluster
     table.add(
         rank,
@@ -82,7 +83,7 @@ def _add(table: Table, plan: Plan, rank: str, one: Baseline, star: str) -> None:
 
 
 def unusual_words(plan: Plan, top: int) -> str:
-    """The settings of rows that the table marks; empty where it marks none."""
+    """Sentence on unusual settings of starred rows; empty if there are none."""
     rows: dict[str, list[str]] = {}
     for rank, one in _compared(plan, top):
         settings = ", ".join(unusual_settings(one.strategy))

@@ -22,7 +22,7 @@ from shardwise.step.words import comparison_words, percent, span
 
 
 def step_words(plan: Plan, winner: Candidate) -> str:
-    """Time and throughput of a step."""
+    """Step time with its interval, tokens/s per device and in total, and MFU, as text."""
     all_devices = (
         f", {show_count(winner.tokens_per_s)} in all" if winner.strategy.devices > 1 else ""
     )
@@ -30,7 +30,7 @@ def step_words(plan: Plan, winner: Candidate) -> str:
 
 
 def pace_words(plan: Plan, winner: Candidate) -> str:
-    """Time of a step with its interval, and throughput per device."""
+    """Step time with its 90 % interval, and tokens/s per device, as text."""
     low, high = plan.interval
     between = span(winner.step_s * (1 + low), winner.step_s * (1 + high), show_seconds)
     per_device = winner.tokens_per_s / plan.problem.cluster.devices
@@ -41,13 +41,13 @@ def pace_words(plan: Plan, winner: Candidate) -> str:
 
 
 def planned_words(plan: Plan, strategy: Strategy) -> str:
-    """A configuration of this plan."""
+    """The settings of a configuration in one line, for the job and model of this plan."""
     seq_len, blocks = plan.problem.job.seq_len, plan.units.blocks
     return configuration_words(strategy, seq_len=seq_len, blocks=blocks)
 
 
 def ranked(plan: Plan, top: int) -> list[Candidate]:
-    """The winner, then the best of the other layouts."""
+    """The winner, then the best of each other layout; at most `top`, empty without a winner."""
     if plan.winner is None:
         return []
     others = [c for c in plan.layouts if c.layout != plan.winner.layout]
@@ -55,7 +55,7 @@ def ranked(plan: Plan, top: int) -> list[Candidate]:
 
 
 def alike_words(plan: Plan) -> str:
-    """How many layouts are too close to call with the recommended one; empty for none."""
+    """Sentence: how many layouts are too close to call with the winner; empty for none."""
     alike = plan.too_close_to_call()
     if not alike:
         return ""
@@ -64,7 +64,7 @@ def alike_words(plan: Plan) -> str:
 
 
 def decided_words(plan: Plan) -> str:
-    """The same in a line, with what decides among equals."""
+    """Sentence: how many layouts are too close to call, and the tie-breaker; empty for none."""
     alike = plan.too_close_to_call()
     if not alike:
         return ""
@@ -76,18 +76,18 @@ def decided_words(plan: Plan) -> str:
 
 
 def _others(plan: Plan, count: int, of: str = "") -> str:
-    """So many others, on the size that was chosen where there were several."""
+    """Such as "3 other layouts on 64 devices"; the devices only if the plan chose their number."""
     where = f" on {plan.problem.cluster.devices:,} devices" if plan.size_choice else ""
     return f"{count:,} other{of}{'s' if count > 1 else ''}{where}"
 
 
 def none_fits_words(plan: Plan) -> str:
-    """That none fits; or only at risk, as an estimate would say of it."""
+    """Sentence: no configuration fits, or none fits safely."""
     return f"No configuration fits{' safely' if plan.at_risk else ''}."
 
 
 def nearest_words(plan: Plan) -> str:
-    """The closest configuration where none fits, and what its verdict means."""
+    """Sentence: the closest configuration that does not fit, and how much memory it needs."""
     nearest = plan.rejected[0]
     short = shortfall_words(nearest.needed_bytes, plan.limit_bytes)
     named = f"Closest: {planned_words(plan, nearest.strategy)}"
@@ -97,7 +97,7 @@ def nearest_words(plan: Plan) -> str:
 
 
 def rule_words(plan: Plan) -> str:
-    """The rule that chose."""
+    """Sentence: the rule that chose the winner."""
     asked = plan.problem.job.global_batch is not None
     return (
         f"Rule: speeds {comparison_words(plan.comparison_error)}, are equal; among equals "
@@ -106,21 +106,22 @@ def rule_words(plan: Plan) -> str:
     )
 
 
-# What says most about a layout comes first.
+# Reasons for the layout, the most informative kind first.
 _LAYOUT = (Divided, SingleDevice, StatesFit, DoesNotFit, Compared)
 
 
 def three_reasons(plan: Plan) -> list[Reason]:
-    """Why this layout, what was weighed against it or what its memory costs, and its limit."""
+    """At most three reasons: why this layout, its trade-off or memory cost, and its limit."""
     why = [reason for reason in plan.why if not isinstance(reason, StepBatch)]
     layout = next((r for kind in _LAYOUT for r in why if isinstance(r, kind)), None)
-    # A faster layout that was not chosen is what a reader of the table asks for first.
+    # A reader of the table first asks why a faster layout was not chosen.
     second = sorted((r for r in why if r is not layout), key=_weight)
     chosen = [*([layout] if layout else []), *second[:1], *plan.limits_why[:1]]
     return [reason for reason in (*why, *plan.limits_why) if any(reason is one for one in chosen)]
 
 
 def _weight(reason: Reason) -> int:
+    """Sort key of the second reason: 0 is the most important."""
     if isinstance(reason, Compared):
         return 0 if reason.decided_by is not None else 2
     return 1 if isinstance(reason, Recomputes) else 3

@@ -46,7 +46,7 @@ _TITLES = {
     "peak_bytes": "peak memory",
     "predicted_peak_bytes": "peak memory, predicted",
 }
-# Columns of the list: always on a screen, on a screen unless others are asked for, and in files.
+# Columns of the list: always shown, shown unless `--show` names others, and in CSV and Markdown.
 _ALWAYS, _USUAL = ("name", "state", "step", "loss"), ("step_s", "tokens_per_s")
 _FILES = (
     *("model", "strategy", "cluster", "planned_steps", *_USUAL, "mfu", "peak_bytes"),
@@ -56,7 +56,7 @@ _LEFT = ("name", "state", "strategy", "model", "cluster")
 
 
 def show_value(key: str, value: Value) -> str:
-    """A value for people: its unit and its decimals follow from its key."""
+    """A value of a run as text; `key` determines its unit and decimals."""
     if key in _SHOWN:
         return _SHOWN[key](value)  # type: ignore[no-untyped-call]
     if isinstance(value, bool):
@@ -65,7 +65,7 @@ def show_value(key: str, value: Value) -> str:
 
 
 def runs_table(runs: Sequence[RunRecord], extra: Sequence[str] = ()) -> Table:
-    """One row per run; keys that are asked for take the place of the usual last columns."""
+    """Table with one row per run; keys in `extra` replace the last two default columns."""
     shown = dict.fromkeys((*_ALWAYS, *(extra or _USUAL)))
     table = Table(
         [
@@ -92,6 +92,7 @@ def _column(key: str, on_screen: bool) -> Column:
 
 
 def _cell(key: str, flat: dict[str, Value], run: RunRecord) -> Cell:
+    """The cell of one run in the column `key`; empty for a missing value."""
     value = flat.get(key)
     if key == "step":
         return Cell(value, f"{run.step:,}/{run.planned_steps:,}")
@@ -101,7 +102,10 @@ def _cell(key: str, flat: dict[str, Value], run: RunRecord) -> Cell:
 def print_runs(
     runs: Sequence[RunRecord], found: int, place: str, problems: Sequence[str], extra: Sequence[str]
 ) -> None:
-    """How many runs there are and in which state, a row for each, and files that are broken."""
+    """Print the number of runs by state, a row per run, and files that could not be read.
+
+    `found` is the number of runs in `place` before filtering. `extra` are more columns.
+    """
     out = screen()
     states = Counter(run.state for run in runs)
     if runs:
@@ -121,13 +125,17 @@ def print_runs(
 
 
 def comparison_table(compared: Comparison) -> Table:
-    """Settings that differ and results in one table, a column per run."""
+    """Table of settings that differ and of results: a row per key, a column per run."""
     return _compared([*compared.settings, *compared.results], compared.runs, "key")
 
 
 def _compared(
     rows: Sequence[ComparedKey], runs: Sequence[RunRecord], title: str, change: bool = False
 ) -> Table:
+    """Table of `rows` with a column per run.
+
+    `title` is "setting", "result" or "key". `change` adds a column with the relative change.
+    """
     columns = [Column(title, title, left=True)]
     columns += [Column(run.name, run.name, wrap=True) for run in runs]
     if change:
@@ -144,7 +152,7 @@ def _compared(
 
 
 def print_comparison(compared: Comparison) -> None:
-    """What differs in the settings, then what came of it."""
+    """Print the settings that differ, then the results, with a column per run."""
     out = screen()
     if compared.settings:
         out.print(terminal_table(_compared(compared.settings, compared.runs, "setting")))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from io import StringIO
 from textwrap import fill
 from typing import Literal
 
@@ -20,7 +21,7 @@ BAR = 20
 
 
 class _VisibleConsole(Console):
-    """A console that prints `visible` text only, whatever names the screens contain."""
+    """A console that replaces control and format characters in whatever it prints."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -34,12 +35,22 @@ class _VisibleConsole(Console):
 
 
 def plain_console(stderr: bool = False) -> Console:
-    """A console as wide as the terminal; markup is off because names come from files."""
+    """A console as wide as the terminal, on stdout or stderr.
+
+    Markup is off because names come from files.
+    """
     return _VisibleConsole(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
+def text_of(draw: Callable[[Console], None]) -> str:
+    """The output of `draw` as text: lines of 80 columns without colours."""
+    text = StringIO()
+    draw(_VisibleConsole(file=text, width=WIDTH, highlight=False, markup=False, emoji=False))
+    return text.getvalue()
+
+
 def screen(console: Console | None = None) -> Console:
-    """A console of at most 80 columns; `console` itself where one is given."""
+    """A console of at most 80 columns: `console` resized, or a new one on stdout."""
     out = console or plain_console()
     out.width = min(WIDTH, out.width)
     return out
@@ -51,7 +62,7 @@ def plain_table(gap: int = 2) -> TerminalTable:
 
 
 def terminal_table(table: Table, gap: int = 2) -> TerminalTable:
-    """For a terminal: the columns that 80 characters have room for."""
+    """The table for a terminal: only columns with `on_screen`."""
     shown = [index for index, column in enumerate(table.columns) if column.on_screen]
     written = plain_table(gap)
     for index in shown:
@@ -84,11 +95,12 @@ def bullet(out: Console, sentence: str) -> None:
 
 
 def option(out: Console, line: str) -> None:
-    """Print one of several options: indented, and what is wrapped further."""
+    """Print a line indented by two spaces; wrapped lines are indented further."""
     _wrapped(out, line, "  ", "    ")
 
 
 def _wrapped(out: Console, text: str, first: str, others: str, style: str = "") -> None:
+    """Print a text wrapped between words; `first` and `others` are prefixes of its lines."""
     lines = fill(
         text,
         out.width,
@@ -101,14 +113,14 @@ def _wrapped(out: Console, text: str, first: str, others: str, style: str = "") 
 
 
 def bar(share: float) -> Text:
-    """A share as a bar of 20 characters; red above 100 %."""
+    """A bar of 20 characters for a share from 0 to 1; red above 1."""
     filled = min(BAR, round(share * BAR))
     colour = "red" if share > 1 else "cyan"
     return Text("█" * filled, style=colour) + Text("·" * (BAR - filled), style="dim")
 
 
 def show_error(error: float | None) -> Text:
-    """A relative prediction error, coloured by its size; empty where it is not known."""
+    """A relative prediction error as text, coloured by its size; empty for None."""
     if error is None:
         return Text("")
     words, tone = error_words(error)

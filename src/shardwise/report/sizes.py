@@ -1,4 +1,4 @@
-"""What each number of hosts costs an elastic run: a row for each."""
+"""A table of what each number of hosts costs an elastic run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardwise.report.screen import bullet, screen, terminal_table
 from shardwise.report.table import Column, Table
 from shardwise.spec.quantity import show_count, show_gib, show_seconds
 from shardwise.spec.run import RunSpec
-from shardwise.train.sizes import Size
+from shardwise.trainer.sizes import Size
 
 _COLUMNS = (
     Column("hosts", "hosts"),
@@ -23,7 +23,7 @@ _COLUMNS = (
 
 
 def sizes_record(sizes: Sequence[Size]) -> list[dict[str, Any]]:
-    """The rows for `--json`."""
+    """One JSON object per number of hosts; `problem` is None if the run can use it."""
     keys = [column.key for column in _COLUMNS]
     return [
         {**dict(zip(keys, _values(size), strict=True)), "problem": size.problem or None}
@@ -32,6 +32,7 @@ def sizes_record(sizes: Sequence[Size]) -> list[dict[str, Any]]:
 
 
 def print_sizes(run: RunSpec, sizes: Sequence[Size]) -> None:
+    """Print a row per number of hosts, then why others cannot be used."""
     out = screen()
     batch = run.job.global_batch
     tokens = f", {batch:,} tokens per step" if batch is not None else ""
@@ -51,5 +52,6 @@ def print_sizes(run: RunSpec, sizes: Sequence[Size]) -> None:
 
 
 def _values(size: Size) -> list[int | float | None]:
+    """Values of the columns for one number of hosts; None for what is unknown."""
     accumulate = None if size.problem else size.accumulate
     return [size.hosts, accumulate, size.memory_bytes, size.step_s, size.tokens_per_s]

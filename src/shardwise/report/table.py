@@ -1,7 +1,7 @@
 """Tables: typed cells under named columns, written for a terminal, as CSV or as Markdown.
 
-Every screen that shows a table describes it once as a `Table`. Whoever reads the CSV gets the raw
-numbers of `--json`; whoever reads the terminal or the Markdown gets them as text.
+Each screen describes a table once, as a `Table`. CSV has the raw numbers of `--json`; the terminal
+and Markdown have text.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ Value = str | int | float | bool | None
 
 
 class Column(NamedTuple):
-    """One column: `key` heads the CSV and names the unit (`step_s`), `title` heads the rest."""
+    """A column: `key` is its CSV header and names the unit (`step_s`), `title` its other header."""
 
     key: str
     title: str
     # Text of a value that is not None.
     show: Callable[[Any], str] = str
     left: bool = False
-    # Whether 80 columns have room for it; CSV and Markdown always have.
+    # Whether a terminal shows the column; CSV and Markdown always have it.
     on_screen: bool = True
     # Whether a long text may take several lines of a terminal.
     wrap: bool = False
 
 
 class Cell(NamedTuple):
-    """A value; with a `text` of its own where the column's `show` does not say it best."""
+    """A value; `text`, if given, replaces what the column's `show` writes."""
 
     value: Value
     text: str | None = None
@@ -49,7 +49,7 @@ def error_cell(error: float | None) -> Cell:
 
 
 class Row(NamedTuple):
-    """A cell per column; the row that was chosen is strong."""
+    """One cell per column; a `strong` row is printed in bold."""
 
     cells: tuple[Cell, ...]
     strong: bool = False
@@ -63,7 +63,7 @@ class Table:
         self.rows: list[Row] = []
 
     def add(self, *cells: Value | Cell, strong: bool = False) -> None:
-        """Append a row; cells that are left out at its end are empty."""
+        """Append a row; missing cells at its end are empty."""
         if len(cells) > len(self.columns):
             raise ValueError(f"{len(cells)} cells for {len(self.columns)} columns")
         padded = [*cells, *[None] * (len(self.columns) - len(cells))]
@@ -71,7 +71,7 @@ class Table:
         self.rows.append(Row(typed, strong))
 
     def texts(self, row: Row) -> list[str]:
-        """What people read in the cells of a row."""
+        """The text of each cell of a row; empty for None."""
         return [
             cell.text
             if cell.text is not None
@@ -83,7 +83,7 @@ class Table:
 
 
 def csv_text(table: Table) -> str:
-    """As CSV: raw numbers, `true` and `false`, nothing where a value is not known."""
+    """The table as CSV: raw numbers, `true` and `false`, empty for None."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([csv_cell(column.key) for column in table.columns])
@@ -93,13 +93,14 @@ def csv_text(table: Table) -> str:
 
 
 def _raw(value: Value) -> Value:
+    """A value as CSV writes it; text that a spreadsheet would compute gets an apostrophe."""
     if isinstance(value, str):
         return csv_cell(value)
     return str(value).lower() if isinstance(value, bool) else value
 
 
 def markdown_text(table: Table) -> str:
-    """As a table of GitHub's Markdown, with every column."""
+    """The table as GitHub Markdown, with every column."""
     lines = [
         _markdown_row([_escaped(column.title) for column in table.columns]),
         _markdown_row([":--" if column.left else "--:" for column in table.columns]),
@@ -113,5 +114,8 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Names come from files: none starts a cell, a link, a tag or code, or ends the table."""
+    """Text escaped for a cell of a Markdown table.
+
+    Names come from files: none may start a cell, a link, a tag or code, or end the table.
+    """
     return re.sub(r"[\\|<\[`]", r"\\\g<0>", one_line(text))

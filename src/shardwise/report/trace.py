@@ -12,6 +12,7 @@ from statistics import median
 from rich.console import Console
 from rich.text import Text
 
+from shardwise.observe.analysis import Trace
 from shardwise.observe.diagnosis.communication import link_of, transfers_of
 from shardwise.observe.diagnosis.verdict import (
     OVERLAPPING,
@@ -21,7 +22,6 @@ from shardwise.observe.diagnosis.verdict import (
     duration,
     plural,
 )
-from shardwise.observe.diagnosis.verdicts import health_of
 from shardwise.observe.file.trace import Ints
 from shardwise.observe.rank.calls import CollectiveTime
 from shardwise.observe.rank.summary import RankSummary
@@ -38,16 +38,11 @@ MAX_RANKS, MAX_UNITS, MAX_CAUSES = 8, 12, 5
 UNIT_COLUMNS = ("forward", "backward", "copies", "gather fwd", "gather bwd", "scatter")
 
 
-def print_trace(
-    summary: Summary,
-    verdicts: list[Verdict],
-    thresholds: Thresholds,
-    cluster: ClusterSpec | None = None,
-    console: Console | None = None,
-) -> None:
+def print_trace(trace: Trace, console: Console | None = None) -> None:
     """Print the main cause in three lines, then the tables."""
     out = screen(console)
-    health = health_of(summary, thresholds)
+    summary, health, cluster = trace.summary, trace.health, trace.cluster
+    verdicts, thresholds = list(trace.verdicts), trace.rules.thresholds
     _print_verdicts(out, verdicts, health)
     _print_ranks(out, summary, verdicts, health, thresholds)
     _print_collectives(out, summary, health, cluster)
@@ -59,6 +54,10 @@ def print_trace(
 
 
 def _print_verdicts(out: Console, verdicts: list[Verdict], health: Health) -> None:
+    """Print the main cause of lost time with its fix, then a table of other causes.
+
+    Without causes, print the health of the run in one sentence.
+    """
     if not verdicts:
         out.print(Text(health.words(), style="bold green" if health.healthy else "bold"))
         return
@@ -82,7 +81,7 @@ def _print_verdicts(out: Console, verdicts: list[Verdict], health: Health) -> No
 
 
 def period_of(steps: int) -> str:
-    """What a time in a table refers to."""
+    """What the times of a table are averaged over, such as "average of 3 steps"."""
     if not steps:
         return "full trace, no steps marked"
     return "1 step" if steps == 1 else f"average of {steps:,} steps"
@@ -95,7 +94,7 @@ def _print_ranks(
     health: Health,
     thresholds: Thresholds,
 ) -> None:
-    """The parts of a step by rank: those that verdicts name, and those that compute least."""
+    """Print the parts of a step by rank, for ranks in verdicts and those that compute least."""
     shown = ranks_to_show(summary, verdicts, MAX_RANKS)
     out.print()
     title = "Time per step by rank" if health.steps else "Time by rank"
@@ -110,7 +109,7 @@ def _print_ranks(
 def _print_collectives(
     out: Console, summary: Summary, health: Health, cluster: ClusterSpec | None
 ) -> None:
-    """Collectives by operation, per step."""
+    """Print a table of collectives by operation: calls, bytes and times per step."""
     by_name: dict[str, list[tuple[RankSummary, CollectiveTime]]] = {}
     for rank in summary.ranks:
         for one in rank.collectives:
@@ -160,6 +159,7 @@ def _print_collectives(
 def _link(
     summary: Summary, cluster: ClusterSpec, operation: str, group_size: int | None
 ) -> float | None:
+    """Bytes/s of the link that an operation uses; None if the group size is unknown."""
     if not group_size:
         return None
     key = next(
@@ -172,7 +172,10 @@ def _link(
 
 
 def _waiting_by_operation(summary: Summary) -> dict[str, float]:
-    """Time beyond the transfer by operation, per step, average over ranks."""
+    """Nanoseconds of waiting (time beyond the transfer) by operation, per step.
+
+    An average over ranks.
+    """
     waits: dict[str, float] = {}
     for rank, transfer in zip(summary.ranks, transfers_of(summary), strict=True):
         if transfer is None:
@@ -187,6 +190,7 @@ def _waiting_by_operation(summary: Summary) -> dict[str, float]:
 
 
 def _print_last_to_arrive(out: Console, summary: Summary) -> None:
+    """Print which ranks most often arrive last at collectives, and unmatched ones."""
     joined = summary.joined
     assert joined is not None
     late = joined.last_to_arrive()
@@ -205,7 +209,7 @@ def _print_last_to_arrive(out: Console, summary: Summary) -> None:
 
 
 def _print_units(out: Console, summary: Summary) -> None:
-    """FSDP units of the first rank that has them."""
+    """Print times per step of the FSDP units of the first rank that has units."""
     rank = next((r for r in summary.ranks if r.units), None)
     if rank is None:
         return
@@ -226,7 +230,10 @@ def _print_units(out: Console, summary: Summary) -> None:
 
 
 def unit_cells(unit: UnitTime, rank: RankSummary | None, show: Callable[[float], str]) -> list[str]:
-    """Cells of UNIT_COLUMNS per step of `rank`; of a simulated step without one."""
+    """Cells of UNIT_COLUMNS: `show` of nanoseconds per step of `rank`.
+
+    Without a rank, the times of `unit` are those of one simulated step.
+    """
 
     def shown(total: int) -> str:
         return show(rank.per_step(total) if rank is not None else total)
@@ -248,7 +255,10 @@ def unit_cells(unit: UnitTime, rank: RankSummary | None, show: Callable[[float],
 
 
 def merge_equal_rows(rows: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
-    """Merge neighbours with equal cells into one row, named after the first and the last."""
+    """Merge neighbouring rows (name, cells) with equal cells into one row.
+
+    The merged row is named after the first and the last, such as "layers.0-11".
+    """
     merged = []
     for cells, group in groupby(rows, key=lambda row: row[1]):
         names = [name for name, _ in group]
@@ -257,7 +267,7 @@ def merge_equal_rows(rows: list[tuple[str, list[str]]]) -> list[tuple[str, list[
 
 
 def _range(first: str, last: str) -> str:
-    """`layers.0` and `layers.11` as `layers.0-11`."""
+    """A name for consecutive units: `layers.0` and `layers.11` become `layers.0-11`."""
     stem, _, number = last.rpartition(".")
     same = stem and first.startswith(f"{stem}.")
     return f"{first}-{number}" if same else f"{first} to {last}"
@@ -283,6 +293,7 @@ def _print_details(out: Console, summary: Summary, cluster: ClusterSpec | None) 
 
 
 def _micro_batches(summary: Summary) -> list[str]:
+    """Sentences on collectives per kind of micro-batch; empty if none are marked."""
     rank = next((r for r in summary.ranks if r.micro_batches), None)
     if rank is None:
         return []
@@ -299,6 +310,7 @@ def _micro_batches(summary: Summary) -> list[str]:
 
 
 def _slowdown(summary: Summary) -> list[str]:
+    """Sentence on how much compute slows down during communication; empty if not measured."""
     slowed = [r.slowdown for r in summary.ranks if r.slowdown is not None]
     if not slowed:
         return []
@@ -314,6 +326,7 @@ def _slowdown(summary: Summary) -> list[str]:
 
 
 def _matmuls(summary: Summary, cluster: ClusterSpec | None) -> list[str]:
+    """Sentence on the median matmul throughput in FLOP/s; empty if not measured."""
     products = [r.matmul for r in summary.ranks if r.matmul is not None]
     if not products:
         return []

@@ -1,4 +1,4 @@
-"""The table of ranks of a trace, for screens and pages: where the time of each goes."""
+"""The table of ranks of a trace, for screens and pages: compute, communication and idle time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PARTS = {
 
 
 def ranks_to_show(summary: Summary, verdicts: Sequence[Verdict], most: int) -> list[RankSummary]:
-    """The ranks that a verdict names, and those that compute least, in their order."""
+    """At most `most` ranks, in rank order: ranks in verdicts, then those that compute least."""
     named = {name for one in verdicts if isinstance(one, Straggler) for name in one.ranks}
     named |= {one.rank for one in verdicts if isinstance(one, IdleDevice)}
 
@@ -36,9 +36,9 @@ def ranks_to_show(summary: Summary, verdicts: Sequence[Verdict], most: int) -> l
 def ranks_table(
     summary: Summary, ranks: Sequence[RankSummary], thresholds: Thresholds | None = None
 ) -> Table:
-    """Milliseconds per step and their shares by rank, and how often each arrives last.
+    """Table of milliseconds per step by rank with shares, and how often each arrives last.
 
-    Targets that the rules file sets stand in a last row.
+    `thresholds` adds a last row with the targets that the rules file sets.
     """
     steps = any(rank.steps for rank in summary.ranks)
     table = Table(
@@ -72,10 +72,12 @@ def ranks_table(
 
 
 def _part(rank: RankSummary, nanoseconds: int) -> Cell:
+    """Cell with nanoseconds per step, shown as milliseconds and share of the profiled time."""
     share = nanoseconds / (rank.profiled.window_ns or 1)
     spent = rank.per_step(nanoseconds)
     return Cell(spent, f"{_milliseconds(spent)} ({percent(share)})")
 
 
 def _milliseconds(nanoseconds: float) -> str:
+    """Nanoseconds as milliseconds, without a unit."""
     return milliseconds(nanoseconds, ".1f", 99.95)

@@ -1,4 +1,4 @@
-"""The screen of `shardwise train`: a header, progress, and the comparison at the end."""
+"""The screen of `shardwise train`: header, progress, and prediction against measurement."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from shardwise.progress import stages
 from shardwise.report.compare import comparison_table
 from shardwise.report.screen import screen
+from shardwise.spec.progress import stages
 from shardwise.spec.quantity import GIB, show_count, show_gib, show_seconds
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy_words import run_words
@@ -28,12 +28,12 @@ from shardwise.step.profile import StepProfile
 
 if TYPE_CHECKING:
     from shardwise.checkpoint.dcp.load import Loaded
-    from shardwise.train.packing import DataStatistics
-    from shardwise.train.run import Result
+    from shardwise.trainer.data.packing import DataStatistics
+    from shardwise.trainer.run import Result
 
 
 class TrainScreen:
-    """A line for each log line; on a terminal, a live bar below them counts the steps between.
+    """Prints the log lines of a run; on a terminal, a live bar below counts steps.
 
     `resume_command` is printed if a signal stops the run.
     """
@@ -54,6 +54,10 @@ class TrainScreen:
         data: DataStatistics | None = None,
         completed_steps: Callable[[], int] = lambda: 0,
     ) -> None:
+        """Print the header before the first step: model, settings, memory, data, folder.
+
+        `loaded` is the checkpoint that the run resumes from. `completed_steps` feeds the live bar.
+        """
         stages.end()
         out = self._out
         assert run.train is not None
@@ -92,6 +96,7 @@ class TrainScreen:
             stages.begin("First step: compiling" if run.strategy.compile else "First step")
 
     def logged(self, step: int, values: Mapping[str, float]) -> None:
+        """Print a log line: loss, gradient norm, throughput and seconds per step."""
         stages.end()
         rate = values.get("tokens_per_s")
         speed = f"{rate:,.0f} {self._unit}" if rate else ""
@@ -104,6 +109,7 @@ class TrainScreen:
         )
 
     def ended(self, result: Result) -> None:
+        """Print why the run ended, then prediction against measurement."""
         self.close()
         out = self._out
         if result.reason == "resizing":
@@ -130,9 +136,9 @@ class TrainScreen:
 
 
 class _StepBar(Progress):
-    """Counts steps on the last line of a terminal, beside training.
+    """A live bar of completed steps on the last line of a terminal.
 
-    A thread reads `completed_steps` twice per second: the loop does nothing for it.
+    A thread reads `completed_steps` twice per second, so the training loop does no work for it.
     """
 
     def __init__(self, out: Console, total: int, completed_steps: Callable[[], int]) -> None:
@@ -159,7 +165,7 @@ class _StepBar(Progress):
 
 
 def data_lines(data: DataStatistics) -> list[str]:
-    """The lengths of chat examples and how they fill sequences."""
+    """Lines on the chat data: examples, tokens, lengths, and how full the sequences are."""
     counted = data.loss_tokens / data.tokens
     lines = [
         f"Data: {data.examples:,} examples, {data.tokens:,} tokens; {data.loss_tokens:,} count for "
@@ -177,7 +183,7 @@ def data_lines(data: DataStatistics) -> list[str]:
 
 
 def _stopped(result: Result, resume_command: str) -> str:
-    """Which signal stopped the run, after which step, and how to resume it."""
+    """Sentence: which signal stopped the run, after which step, and how to resume."""
     name = signal.Signals(result.stopped_by or signal.SIGTERM).name
     stopped = f"Stopped by {name} after step {result.steps:,}"
     if result.checkpoint is None:
@@ -186,4 +192,5 @@ def _stopped(result: Result, resume_command: str) -> str:
 
 
 def _size(size: int) -> str:
+    """Bytes as MiB, or as GiB from 1 GiB on."""
     return show_gib(size) if size >= GIB else f"{size / 2**20:,.1f} MiB"

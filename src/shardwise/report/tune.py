@@ -6,12 +6,12 @@ from pathlib import Path
 
 from rich.text import Text
 
-from shardwise.calibrate.tune import Probe, Stopped, Tuned
 from shardwise.report.screen import screen, terminal_table
 from shardwise.report.table import ERROR, Cell, Column, Table, error_cell
 from shardwise.spec.quantity import show_seconds
 from shardwise.step.profile import relative_error
 from shardwise.step.words import percent
+from shardwise.trials.calibrate.tune import Probe, Stopped, Tuned
 
 _COLUMNS = (
     Column("name", "strategy x micro-batch", left=True),
@@ -39,7 +39,7 @@ def probes_table(tuned: Tuned) -> Table:
 
 
 def print_tuned(tuned: Tuned, candidates: int, output: Path) -> None:
-    """The fastest configuration, why no more were benchmarked, and each benchmark."""
+    """Print the fastest configuration, why benchmarking ended, and each benchmark."""
     out = screen()
     best = tuned.best
     if best is None:
@@ -59,11 +59,12 @@ def print_tuned(tuned: Tuned, candidates: int, output: Path) -> None:
 
 
 def _fastest(best: Probe) -> str:
+    """Sentence: the fastest configuration and its measured tokens/s."""
     return f"Fastest: {best.candidate.name}, {best.tokens_per_s:,.0f} tokens/s measured"
 
 
 def stopped_words(stopped: Stopped, error: float) -> str:
-    """Why no more configurations were benchmarked."""
+    """Phrase: why no further configuration was benchmarked; `error` is the prediction's."""
     if stopped == "rest is slower":
         return f"the others are slower even if predictions are off by {percent(error)}"
     if stopped == "limit reached":

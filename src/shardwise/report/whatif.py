@@ -47,7 +47,7 @@ from shardwise.step.words import (
 
 Study = tuple[str, Sequence[Point]]
 
-# Of columns, and in sentences.
+# Names of varied quantities: column titles, then nouns in sentences.
 _TITLES = {"seq-len": "sequence", "global-batch": "batch"}
 _NOUNS = {
     "devices": "number of devices",
@@ -58,7 +58,10 @@ _NOUNS = {
 
 
 def print_heading(problem: Problem, fixed: bool) -> None:
-    """What is studied, and how."""
+    """Print one line: the model, the cluster, the job, and how each point is chosen.
+
+    `fixed`: every point keeps the same configuration; otherwise each point is planned again.
+    """
     job = problem.job
     batch = f", {show_count(job.global_batch)} tokens per step" if job.global_batch else ""
     how = "same configuration at every point" if fixed else "planned again at every point"
@@ -72,7 +75,10 @@ def print_heading(problem: Problem, fixed: bool) -> None:
 
 
 def studies_table(studies: Sequence[Study], budget: Budget, title: str = "value") -> Table:
-    """All points as one table: a row per value, the quantity in the first column."""
+    """Table of all points of all studies: one row per value, all figures predicted.
+
+    `title` heads the column of values. The name of the varied quantity is a column of CSV only.
+    """
     table = Table(
         (
             Column("vary", "vary", left=True, on_screen=False),
@@ -100,6 +106,10 @@ def studies_table(studies: Sequence[Study], budget: Budget, title: str = "value"
 
 
 def _point_cells(point: Point, budget: Budget) -> list[Cell | str | float | None]:
+    """Cells of a row after its value: configuration, step time, throughput, memory, cost.
+
+    One text cell if no configuration fits or the value is refused.
+    """
     c, cluster = point.candidate, point.problem.cluster
     if c is None:
         return [None, Cell(None, "not possible" if point.refused else "none fits")]
@@ -118,7 +128,7 @@ def _point_cells(point: Point, budget: Budget) -> list[Cell | str | float | None
 
 
 def limit_words(point: Point) -> str:
-    """What limits the speed at a point, in a word."""
+    """The bottleneck of a point; for bandwidth, "network" or the name of the intra-node link."""
     if point.binding != "bandwidth":
         return point.binding
     cluster = point.problem.cluster
@@ -126,7 +136,7 @@ def limit_words(point: Point) -> str:
 
 
 def print_study(name: str, points: Sequence[Point], budget: Budget) -> None:
-    """One row per value, then what changed from row to row, then costs."""
+    """Print a study: the points, prediction errors, scaling, changes between values, costs."""
     out = screen()
     out.print()
     title = _TITLES.get(name, name)
@@ -156,7 +166,7 @@ def print_study(name: str, points: Sequence[Point], budget: Budget) -> None:
 
 
 def accuracy_words(points: Sequence[Point]) -> list[str]:
-    """How far measured step times lie from these, by whether the device was fitted."""
+    """One sentence on the step-time error of fitted devices, one on that of other devices."""
     sentences = []
     for fitted in (True, False):
         shown = [p for p in points if p.candidate and p.fitted is fitted]
@@ -177,11 +187,12 @@ def accuracy_words(points: Sequence[Point]) -> list[str]:
 
 
 def _short_seconds(seconds: float) -> str:
-    """Three digits: a table of 80 columns has no room for more."""
+    """Seconds or milliseconds with three digits: a table of 80 columns has no room for more."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def _short_count(value: float) -> str:
+    """A number with three digits and k, M or B, such as "12.3k"."""
     for unit, factor in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= factor:
             return f"{value / factor:.3g}{unit}"
@@ -189,7 +200,10 @@ def _short_count(value: float) -> str:
 
 
 def _print_scaling(out: Console, points: Sequence[Point]) -> None:
-    """Tokens/s per device, relative to the first size that fits."""
+    """Print tokens/s per device at each point, as bars relative to the first that fits.
+
+    Nothing is printed if fewer than two points fit.
+    """
     fitting = [(p, p.candidate) for p in points if p.candidate]
     if len(fitting) < 2:
         return
@@ -206,7 +220,10 @@ def _print_scaling(out: Console, points: Sequence[Point]) -> None:
 
 
 def division_words(points: Sequence[Point]) -> str:
-    """Up to which number of devices pure data parallelism is the best; empty where it always is."""
+    """Sentence: up to how many devices pure data parallelism is best, and what replaces it.
+
+    Empty if pure data parallelism is best at every point.
+    """
     chosen = [(p.value, p.candidate.strategy) for p in points if p.candidate]
     divided = [strategy.mesh.inner > 1 for _, strategy in chosen]
     if True not in divided:
@@ -221,6 +238,7 @@ def division_words(points: Sequence[Point]) -> str:
 
 
 def _print_costs(out: Console, name: str, points: Sequence[Point], budget: Budget) -> None:
+    """Print the cost of the budget's tokens at each point; nothing without a budget."""
     if not budget.given:
         return
     table = Table((Column("value", _TITLES.get(name, name)), *cost_columns(budget)))
@@ -237,7 +255,7 @@ def _print_costs(out: Console, name: str, points: Sequence[Point], budget: Budge
 
 
 def _change_words(before: Point, after: Point) -> str:
-    """What another value changes, in a sentence; empty if no configuration fits at both."""
+    """Sentence on what changes between two points; empty if neither has a configuration."""
     change = difference(before, after)
     if change is not None:
         return difference_words(change, blocks_of(before.problem.model))
@@ -247,7 +265,10 @@ def _change_words(before: Point, after: Point) -> str:
 
 
 def difference_words(change: Difference, blocks: int | None = None) -> str:
-    """How much faster, the change of MFU, and what changed; nothing that reads as no change."""
+    """Sentence: the ratio of speeds, the change of MFU, and the settings that changed.
+
+    Changes that round to nothing are left out. `blocks` is the number of blocks of the model.
+    """
     points = percent_points(change.mfu)
     mfu = "same MFU" if points == percent_points(0.0) else f"MFU {points}"
     head = f"{pace(change.speed)}, {mfu}"
@@ -256,6 +277,7 @@ def difference_words(change: Difference, blocks: int | None = None) -> str:
 
 
 def _causes(change: Difference, blocks: int | None) -> list[str]:
+    """One phrase per setting or figure that differs, such as "micro-batch 2 → 4"."""
     was, now = change.strategies
     causes = []
     if change.layout_changed:
@@ -280,7 +302,7 @@ def _causes(change: Difference, blocks: int | None) -> list[str]:
 
 
 def target_words(target: Target) -> str:
-    """A target as a noun phrase."""
+    """A target as a noun phrase, such as "a step of at most 10 s"."""
     if target.quantity == "step":
         return f"a step of at most {show_seconds(target.value)}"
     if target.quantity == "mfu":
@@ -291,7 +313,7 @@ def target_words(target: Target) -> str:
 
 
 def print_least(found: Least, problem: Problem, budget: Budget) -> None:
-    """The least value and the configuration there, or why there is none."""
+    """Print the least value that meets the target, its configuration and cost, or the obstacle."""
     out = screen()
     out.print()
     for number, sentence in enumerate(least_words(found, problem)):
@@ -304,7 +326,7 @@ def print_least(found: Least, problem: Problem, budget: Budget) -> None:
 
 
 def least_words(found: Least, problem: Problem) -> list[str]:
-    """Result, then figures, then what to do."""
+    """Sentences: the least value or why there is none, then figures of its configuration."""
     name, cluster = _NOUNS.get(found.name, found.name), problem.cluster
     wanted = target_words(found.target)
     if found.answer is not None:
@@ -338,6 +360,11 @@ def least_words(found: Least, problem: Problem) -> list[str]:
 
 
 def _figures(point: Point, label: str = "") -> list[str]:
+    """Two lines about a point: its configuration; step time, MFU, exposed communication, memory.
+
+    One line if no configuration fits. With a `label`, the first of two lines starts with it and the
+    value of the point.
+    """
     c = point.candidate
     if c is None:
         return ["No configuration fits there."]

@@ -1,1 +1,1 @@
-"""Past and present runs of a folder or bucket, from one small file per run."""
+"""Past runs: find them, query them, compare them, contribute them."""

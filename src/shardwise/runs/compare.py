@@ -14,20 +14,20 @@ RESULTS = (
     *("state", "step", "loss", "gradient_norm", "step_s", "predicted_step_s", "tokens_per_s"),
     *("tokens_per_s_per_device", "mfu", "peak_bytes", "predicted_peak_bytes", "recoveries"),
 )
-# Two models or clusters differ in many settings; a name says it in one line.
+# Sections that are compared by the names in _ABOUT instead: many of their settings would differ.
 _ABOUT = ("model", "parameters", "cluster", "devices", "version")
 _NAMED = ("model.", "cluster.")
 
 
 class ComparedKey(NamedTuple):
-    """A key and its value in each run; None where a run does not have it."""
+    """A key and its value in each run; None if a run does not have it."""
 
     key: str
     values: tuple[Value | None, ...]
 
     @property
     def change(self) -> float | None:
-        """By how much the second of two numbers is larger, relative to the first."""
+        """The relative change from the first to the second number; None for other values."""
         if len(self.values) != 2:
             return None
         before, after = self.values
@@ -37,7 +37,7 @@ class ComparedKey(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Runs, what differs in their settings, and their results."""
+    """Runs, the settings in which they differ, and their results."""
 
     runs: list[RunRecord]
     settings: list[ComparedKey]
@@ -45,6 +45,7 @@ class Comparison(NamedTuple):
 
 
 def compare_runs(runs: Sequence[RunRecord]) -> Comparison:
+    """Compare the settings and the results of runs, from their records."""
     flat = [run.flat() for run in runs]
     settings = (key for one in flat for key in one if "." in key and not key.startswith(_NAMED))
     rows = [_row(key, flat) for key in dict.fromkeys([*_ABOUT, *settings])]
@@ -55,7 +56,7 @@ def compare_runs(runs: Sequence[RunRecord]) -> Comparison:
 
 
 def choose_runs(runs: Sequence[RunRecord], names: Sequence[str]) -> list[RunRecord]:
-    """The runs of these names, in this order; raises SpecError for names there are not."""
+    """The runs with these names, in this order; raises SpecError for unknown names."""
     by_name = {run.name: run for run in runs}
     missing = [name for name in names if name not in by_name]
     if missing:

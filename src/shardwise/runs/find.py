@@ -14,34 +14,38 @@ from shardwise.runs.record import NAME, SCHEMA, RunRecord, name_of
 from shardwise.spec.read_file import read_bytes
 from shardwise.spec.record import SpecError
 
-# In a folder of runs: those of runs, and of their replica groups.
+# Patterns of run.json in a folder of runs: of runs, and of their replica groups.
 _INSIDE = (f"*/{NAME}", f"*/replica-*/{NAME}")
 
 
-# Where `compare` and `tune` put the runs of each contender.
+# Where `compare` and `tune` put the runs of each strategy or candidate (a contender).
 _ROUNDS, _ROUND = "runs", "round-"
 
 
 def round_folder(contender: Path, number: int) -> Path:
-    """The folder of one short run of a contender, counted from 1."""
+    """The folder of the short run `number`, counted from 1, of a contender."""
     return contender / _ROUNDS / f"{_ROUND}{number}"
 
 
 def contender_of(run: Path) -> Path:
-    """The folder of the contender that a run is a round of; that of the run where it is none."""
+    """The folder of the contender that a run is a round of; else the folder of the run."""
     is_round = run.name.startswith(_ROUND) and run.parent.name == _ROUNDS
     return run.parent.parent if is_round else run
 
 
 class FoundRuns(NamedTuple):
-    """Runs, newest first, and one sentence for each file that could not be read."""
+    """Runs, newest first, and a sentence for each file that could not be read."""
 
     runs: list[RunRecord]
     problems: list[str]
 
 
 def find_runs(place: str, now: float | None = None) -> FoundRuns:
-    """The runs in a folder or under a URL; raises SpecError if there is none."""
+    """The runs in a folder or under a URL; raises SpecError if there is none.
+
+    A run that trains but was not updated for LOST_AFTER_S before `now` is lost. `now` is in Unix
+    seconds; None is the current time.
+    """
     now = time.time() if now is None else now
     runs: list[RunRecord] = []
     problems: list[str] = []
@@ -67,6 +71,7 @@ def find_runs(place: str, now: float | None = None) -> FoundRuns:
 
 
 def _local_files(place: str, problems: list[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield path and content of each run.json; add unreadable ones to `problems`."""
     folder = Path(place)
     if not folder.is_dir():
         raise SpecError(f"runs: folder {place} does not exist; give the folder of train.folder")
@@ -80,6 +85,7 @@ def _local_files(place: str, problems: list[str]) -> Iterator[tuple[str, bytes]]
 
 
 def _remote_files(place: str) -> Iterator[tuple[str, bytes]]:
+    """Yield path and content of each run.json under a URL."""
     store, prefix = find_store(place)
     store.invalidate_cache()
     try:

@@ -28,7 +28,7 @@ class Condition(NamedTuple):
     value: str
 
     def holds(self, run: RunRecord) -> bool:
-        """Whether a run has a value that meets the condition; one without a value does not."""
+        """Whether the run meets the condition; False if it has no value of that key."""
         found = run.flat().get(self.key)
         if found is None:
             return False
@@ -39,7 +39,7 @@ class Condition(NamedTuple):
 
 
 def read_conditions(texts: Iterable[str]) -> list[Condition]:
-    """Read conditions; raise one SpecError for all that cannot be read."""
+    """Parse conditions; raise one SpecError for all that cannot be read."""
     conditions, problems = [], Problems()
     for text in texts:
         with problems.collect():
@@ -49,6 +49,7 @@ def read_conditions(texts: Iterable[str]) -> list[Condition]:
 
 
 def _condition(text: str) -> Condition:
+    """Parse a condition; raise SpecError if it cannot be read."""
     match = _CONDITION.fullmatch(text)
     if match is None:
         raise SpecError(f"--where: cannot read {text[:60]!r}; write a condition such as 'loss<2.5'")
@@ -82,12 +83,13 @@ def sort_runs(runs: Sequence[RunRecord], key: str) -> list[RunRecord]:
 
 
 def _rank(value: Value) -> tuple[bool, float, str]:
-    """Numbers before texts."""
+    """A sort key that puts numbers before texts."""
     number = _number(value)
     return (True, 0.0, str(value)) if number is None else (False, number, "")
 
 
 def _equal(found: Value, wanted: str) -> bool:
+    """Whether a value equals the wanted number or matches the wanted text with wildcards."""
     if isinstance(found, bool):
         return str(found).lower() == wanted.lower()
     number = _number(wanted)
@@ -97,6 +99,7 @@ def _equal(found: Value, wanted: str) -> bool:
 
 
 def _number(value: Value) -> float | None:
+    """The value as a number; None if it is none."""
     try:
         return float(value)
     except ValueError:

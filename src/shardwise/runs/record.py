@@ -1,7 +1,7 @@
-"""run.json: the small file by which a run is found, compared and queried later.
+"""run.json: the small file by which runs are found, compared and queried.
 
 Rank 0 writes it when training starts, about every half minute, and at the end. It is in the run
-folder and, with `train.checkpoint.to`, beside the checkpoints too.
+folder and, with `train.checkpoint.to`, next to the checkpoints too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 NAME = "run.json"
 SCHEMA = 1
-# Seconds between two writes, and without one after which the process must be gone.
+# Seconds between two writes, and seconds without a write after which a run counts as lost.
 WRITE_EVERY_S, LOST_AFTER_S = 30.0, 300.0
 
 # The folder of a replica group, in that of its run.
@@ -26,11 +26,11 @@ Value = str | int | float | bool
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A run: what was trained, how far it came, and its last values. Times are Unix seconds."""
+    """A run: its settings, its progress, and its last values. Times are Unix seconds."""
 
     schema: int
     name: str
-    # "lost" is never written: it is what a reader makes of "training" without an update.
+    # "lost" is never written: readers show it for "training" without an update.
     state: State
     started: float
     updated: float
@@ -57,7 +57,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     settings: dict[str, Any] = {}
 
     def seen_at(self, now: float) -> RunRecord:
-        """The record as a reader sees it: a run that is not updated any more is lost."""
+        """The record as read at Unix time `now`: a run without updates is lost."""
         silent = self.state == "training" and now - self.updated > LOST_AFTER_S
         return msgspec.structs.replace(self, state="lost") if silent else self
 
@@ -73,6 +73,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def _flattened(settings: Mapping[str, Any], at: str = "") -> dict[str, Value]:
+    """The values of nested settings by their path, such as train.seed."""
     flat: dict[str, Value] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
@@ -83,13 +84,13 @@ def _flattened(settings: Mapping[str, Any], at: str = "") -> dict[str, Value]:
 
 
 def name_of(folder: PurePath) -> str:
-    """The name of the run in a folder; that of a replica group begins with its run."""
+    """The name of the run in a folder; for a replica group, the run and the group."""
     is_group = _GROUP.fullmatch(folder.name) and folder.parent.name
     return f"{folder.parent.name}/{folder.name}" if is_group else folder.name
 
 
 def is_done(data: bytes, steps: int) -> bool:
-    """Whether a run.json says that a run of so many steps has ended by itself."""
+    """Whether the content of a run.json says that a run of `steps` steps ended by itself."""
     try:
         record = msgspec.json.decode(data, type=RunRecord)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

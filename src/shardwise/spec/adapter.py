@@ -1,4 +1,4 @@
-"""The `[adapter]` section: what of a model is trained, and how the rest of it is stored."""
+"""The `[adapter]` section: which parameters are trained, and how frozen weights are stored."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shardwise.spec.dtype import DType
 from shardwise.spec.record import Record, SpecError
 
 Quantised = Literal["int8", "nf4"]
-# How frozen weights are stored. Quantised, that holds for the matrices of the blocks; all else is
-# kept in bf16.
+# How frozen weights are stored. With a quantised dtype, only matrices of the blocks are quantised;
+# all other frozen weights are kept in bf16.
 Stored = Literal["bf16", "fp32", "fp16", "fp64", "int8", "nf4"]
 QUANTISED: tuple[Quantised, ...] = ("int8", "nf4")
 ALL_LINEAR = "all-linear"
 
-# Of an element: its own bits, and its share of the scales of blocks of 64 elements (and of the
-# scales' own, one for 256 of them, in 2 bytes each): as torchao stores NF4.
+# Bytes per element: its own bits plus its share of the scales, one per 64 elements. As torchao
+# stores NF4, the scales have scales too: one of 2 bytes per 256 scales.
 STORED_BYTES: dict[Quantised, float] = {
     "int8": 1.0 + 4 / 64,
     "nf4": 0.5 + 1 / 64 + 2 / (64 * 256),
@@ -38,13 +38,13 @@ class Adapter(Record):
     """
 
     rank: Annotated[int, Field(ge=1, le=65536)] | None = None
-    # Unset, twice the rank.
+    # LoRA's alpha. Unset, twice the rank.
     alpha: Annotated[float, Field(gt=0)] | None = None
     targets: tuple[str, ...] = (ALL_LINEAR,)
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     # Scale by alpha / sqrt(rank) instead of alpha / rank.
     rslora: StrictBool = False
-    # Weights as a direction, which the adapter changes, and a magnitude, which is trained too.
+    # DoRA: the adapter changes the direction of weights, and their magnitude is trained too.
     dora: StrictBool = False
     train: tuple[str, ...] = ()
     base: Stored = "bf16"
@@ -72,13 +72,13 @@ class Adapter(Record):
 
     @property
     def scaling(self) -> float:
-        """What an adapter's output is multiplied by."""
+        """The factor on a LoRA adapter's output: alpha / rank, or alpha / sqrt(rank) for rsLoRA."""
         assert self.rank is not None
         return self.scale / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     @property
     def scale(self) -> float:
-        """LoRA's alpha."""
+        """LoRA's alpha; twice the rank if unset."""
         return self.alpha if self.alpha is not None else 2.0 * (self.rank or 0)
 
     @property
@@ -91,7 +91,7 @@ class Adapter(Record):
         return "bf16" if self.base in QUANTISED else self.base  # type: ignore[return-value]
 
     def adapts(self, name: str) -> bool:
-        """Whether the linear layer with this name, as transformers gives it, has an adapter."""
+        """Whether the linear layer with this name in transformers gets a LoRA adapter."""
         if self.rank is None:
             return False
         if self.targets == (ALL_LINEAR,):
@@ -99,12 +99,12 @@ class Adapter(Record):
         return any(name == target or name.endswith(f".{target}") for target in self.targets)
 
     def trains(self, name: str) -> bool:
-        """Whether a parameter of the model itself is trained in full."""
+        """Whether the model's own parameter with this name is trained in full."""
         return any(part in name for part in self.train)
 
     @property
     def quantised_bytes(self) -> float | None:
-        """Of an element of a quantised weight; None where none is."""
+        """Bytes per element of a quantised weight; None if the base is not quantised."""
         return STORED_BYTES[self.base] if self.quantised else None  # type: ignore[index]
 
     def __str__(self) -> str:
@@ -115,7 +115,7 @@ class Adapter(Record):
 
 
 def parse_adapter(text: str) -> dict[str, Any]:
-    """The fields behind a shorthand: `lora:16`, `qlora:16` or `lora:16:q_proj,v_proj`."""
+    """Adapter fields from a shorthand: `lora:16`, `qlora:16` or `lora:16:q_proj,v_proj`."""
     match = _SHORTHAND.fullmatch(text.strip().lower())
     if not match:
         raise SpecError(
@@ -134,7 +134,7 @@ def parse_adapter(text: str) -> dict[str, Any]:
 
 
 def read_adapter(given: object) -> Adapter:
-    """An Adapter from a shorthand or a table."""
+    """Read an Adapter from a shorthand or a table; raises SpecError if it is invalid."""
     if isinstance(given, Adapter):
         return given
     if isinstance(given, str):

@@ -13,15 +13,15 @@ Share = Annotated[float, Field(gt=0, le=10)]
 Seconds = Annotated[float, Field(ge=0, le=10)]
 Factor = Annotated[float, Field(ge=0, le=1000)]
 
-# Names of older files: the bytes of element-wise operations left where blocks are compiled, and
-# attention on long sequences relative to that of runs.
+# Keys of older files: the share of element-wise bytes left in compiled blocks, and attention on
+# long sequences relative to that of runs.
 _OLDER = frozenset({"compiled_elementwise", "long_attention"})
-# Of a Llama block in 16 bits, where all neighbours share a kernel.
+# Share of element-wise bytes left in a 16-bit Llama block if all neighbours are fused.
 _LEFT_WHERE_FUSED = 0.4
 
 
 class Calibration(Record):
-    """Shares of the device's and links' rates, and floors below which nothing gets.
+    """Achieved shares of the rates of device and links, and fixed times.
 
     `interval` is the relative error of tokens/s that nine of ten predictions stay within.
     """
@@ -30,57 +30,61 @@ class Calibration(Record):
     # Matrix products that would take this long at the peak reach half of that efficiency.
     matmul_half_s: Seconds
     attention_efficiency: Share
-    # Bytes really moved per byte that element-wise operations read and write.
+    # Bytes moved per byte that element-wise operations read and write.
     elementwise_factor: Factor
     launch_s: Seconds
-    # Of the link inside a node, and of the network between nodes.
+    # Achieved share of the link inside a node, and of the network between nodes.
     link_efficiency: Share
     network_efficiency: Share
     hop_latency_s: Seconds
     network_latency_s: Seconds
-    # Seconds lost per second of compute that runs beside a collective.
+    # Seconds lost per second of compute that overlaps a collective.
     contention: Factor
     # Passes over parameters, gradients and states in an optimizer step.
     optimizer_factor: Factor
-    # Of a step, whatever it does: Python, the loss, what ranks agree on.
+    # Fixed seconds of every step: Python, the loss, agreement between ranks.
     overhead_s: Seconds = 0.0
-    # Of the host around every collective of a unit, on CPUs.
+    # Seconds of the host for every collective of a unit, on CPUs.
     hook_s: Seconds = 0.0
-    # How much more an all-reduce gets out of the link inside a node than an all-gather does.
+    # Bandwidth of an all-reduce on the link inside a node, relative to an all-gather.
     reduce_speedup: Share = 1.0
-    # Of the network: what the tree of an all-reduce gets on two nodes, and how it falls with nodes.
+    # An all-reduce's tree: its share of the network between two nodes, and the exponent with which
+    # that share falls with the number of nodes.
     tree_efficiency: Share = 1.0
     tree_falloff: Factor = 0.0
-    # Where blocks are compiled: how far that goes from single element-wise operations to all
-    # neighbours in one kernel, 0 to 1.
+    # How far compiled blocks fuse element-wise operations: 0 for none, 1 for all neighbours in one
+    # kernel.
     fused: Annotated[float, Field(ge=0, le=1)] = 0.0
-    # Of collectives inside blocks: of the link inside a node, and of each call. An efficiency of 0
-    # stands for what other collectives have.
+    # Collectives inside blocks: their share of the link inside a node, and seconds per call. An
+    # efficiency of 0 means the same as other collectives.
     exchange_efficiency: Factor = 0.0
     exchange_latency_s: Seconds = 0.0
     # Seconds of each matrix product beyond its FLOPs.
     product_s: Seconds = 0.0
-    # Attention's forward: keys a query sees at half of the efficiency. Its backward: efficiency
-    # and those keys relative to the forward. Heads of 64: efficiency relative to heads of 128.
+    # Keys per query at which attention's forward reaches half of its efficiency.
     attention_half_span: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    # Efficiency and half span of attention's backward, relative to the forward.
     attention_backward: Share = 1.0
     attention_backward_span: Share = 1.0
+    # Efficiency with heads of 64, relative to heads of 128.
     narrow_heads: Share = 1.0
-    # Of products of experts: tokens per expert that take as long again as the products of all, and
-    # seconds of sorting and combining per routed token and pass.
+    # Tokens per expert at which grouped products of experts take twice as long.
     grouped_half_tokens: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    # Seconds of sorting and combining per routed token and pass.
     routed_s: Seconds = 0.0
-    # Bytes moved per logit beyond what its element-wise operations are counted to, in a step.
+    # Bytes moved per logit and step, beyond the counted bytes of its element-wise operations.
     head_bytes: Annotated[float, Field(ge=0, le=1e5)] = 0.0
-    # Of the host: per block and pass, and the launches left where blocks are compiled.
+    # Seconds of the host per block and pass.
     block_host_s: Seconds = 0.0
+    # Share of kernel launches that is left in compiled blocks.
     compiled_launch: Share = 1.0
-    # Seconds of the run's software per second of these forms.
+    # Factor on all predicted seconds, for the software of the run.
     level: Share = 1.0
-    # Seconds of products in fewer bits per second of the same in 16, and the width of their output
-    # at which the cast of their inputs takes as long again.
+    # Seconds of fp8 matrix products relative to 16 bits.
     fp8: Share = 1.0
+    # Output width at which the cast of the inputs takes as long as the product.
     fp8_cast_width: Annotated[float, Field(ge=0, le=1e5)] = 0.0
+    # The same two for nvfp4.
     nvfp4: Share = 1.0
     nvfp4_cast_width: Annotated[float, Field(ge=0, le=1e5)] = 0.0
     interval: tuple[float, float] = (-0.2, 0.25)
@@ -89,7 +93,7 @@ class Calibration(Record):
     @model_validator(mode="before")
     @classmethod
     def _older_names(cls, data: Any) -> Any:
-        """Cluster files written before attention and fused operations had forms of their own."""
+        """Drop keys of older cluster files, and convert `compiled_elementwise` to `fused`."""
         if not isinstance(data, Mapping) or data.keys().isdisjoint(_OLDER):
             return data
         found = {name: value for name, value in data.items() if name not in _OLDER}
@@ -99,7 +103,7 @@ class Calibration(Record):
         return found
 
     def coefficients(self) -> dict[str, float]:
-        """The same by name, as predictions take them."""
+        """All coefficients by name, without `interval` and `source`."""
         return {
             name: getattr(self, name)
             for name in type(self).model_fields

@@ -1,4 +1,4 @@
-"""Chat and instruction examples: the shapes of their records, and which data hold them."""
+"""Chat and instruction examples: the shapes of their records, and how to detect them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from shardwise.spec.train import DataSettings
 
-# The keys of each shape, of which a record has all.
+# The keys of each shape; a record of the shape has all of them.
 _SHAPES = (
     ("messages",),
     ("conversations",),
     ("prompt", "completion"),
     ("instruction", "output"),
 )
-# Characters of a record. A file without line breaks would be read into memory as a whole.
+# Most characters of a record: a file without line breaks would be read into memory completely.
 LONGEST_LINE = 2**24
 
 
 def holds_chat(data: DataSettings | None) -> bool:
-    """Whether `[data]` names chat examples, as far as files that exist say so."""
+    """Whether `[data]` holds chat examples, by its format or by the first record of its files."""
     if data is None or not data.path or data.format == "text":
         return False
     if data.format == "chat":
@@ -31,7 +31,10 @@ def holds_chat(data: DataSettings | None) -> bool:
 
 
 def starts_with_chat(file: Path, text_key: str) -> bool:
-    """Whether the first record has the keys of a chat example and no text."""
+    """Whether a .jsonl file's first record has the keys of a chat example and no `text_key`.
+
+    False if the file is missing or cannot be read as text.
+    """
     if file.suffix != ".jsonl" or not file.is_file():
         return False
     try:
@@ -44,13 +47,13 @@ def starts_with_chat(file: Path, text_key: str) -> bool:
 
 
 def shape_of(record: Any) -> tuple[str, ...] | None:
-    """The keys that make a record a chat example; None where it is none."""
+    """The keys that make a record a chat example; None if the record is not one."""
     known = record if isinstance(record, dict) else {}
     return next((keys for keys in _SHAPES if all(key in known for key in keys)), None)
 
 
 def read_json(line: str) -> Any:
-    """The value of a line; None where it is no JSON."""
+    """The value of a line of JSON; None if the line is not valid JSON."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):  # ValueError also for integers of over 4,300 digits

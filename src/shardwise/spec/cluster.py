@@ -21,6 +21,7 @@ from shardwise.spec.quantity import (
     write_rate,
 )
 from shardwise.spec.record import Problems, Record, SpecError
+from shardwise.spec.software import find_software
 
 PositiveInt = Annotated[int, Field(ge=1, le=10**7)]
 
@@ -32,31 +33,29 @@ def _has_a_unit(size: int) -> int:
 
 
 def _known_software(name: str) -> str:
-    from shardwise.spec.software import find_software
-
     return find_software(name).name
 
 
 Memory = Annotated[Bytes, AfterValidator(_has_a_unit)]
 
-# Servers take as many PCIe cards, whatever the catalogue calls usual for the card.
+# Servers hold up to this many PCIe cards, whatever node size the catalogue gives for the card.
 LARGEST_PCIE_NODE = 8
 _SHORTHAND = re.compile(r"(?:(\d{1,7})\s*x\s*)?(?:(\d{1,7})\s*x\s*)?([^@\s]+?)\s*(?:@\s*(.+?))?\s*")
 FORM = "nodes x GPUs x device @ network per GPU, such as 4x8xH100-SXM@400Gbps or 8xA100-80GB"
 
 
 class DeviceSpec(Record):
-    """One accelerator. Peaks are dense, links per direction; `source` names where each is from."""
+    """One kind of device. Peaks are dense, links per direction; `source` names their sources."""
 
     name: str
     title: str = ""
     memory: Memory
-    # What the runtime reports as total, a little below the nominal size.
+    # The total memory that the runtime reports, a little below the nominal size.
     usable_memory: Memory | None = None
     memory_bandwidth: Annotated[ByteRate, Field(gt=0)]
     link: str = "PCIe"
     link_bandwidth: Annotated[ByteRate, Field(gt=0)]
-    # Whether devices of a node read each other's memory; else copies go through the host.
+    # Whether devices of a node can read each other's memory; otherwise copies go through the host.
     p2p: bool = True
     node_size: PositiveInt = 8
     peak: Mapping[str, Flops]
@@ -72,10 +71,11 @@ class DeviceSpec(Record):
         return self.name.upper().startswith("CPU")
 
     def peak_flops(self, dtype: DType) -> float | None:
+        """The dense peak in FLOP/s for a dtype, possibly a placeholder; None if there is none."""
         return self.peak.get(dtype)
 
     def known_peak_flops(self, dtype: DType) -> float | None:
-        """The same; None where the catalogue has a placeholder only."""
+        """The dense peak in FLOP/s; None if unknown or only a placeholder."""
         return None if self.source.get("peak") == "placeholder" else self.peak_flops(dtype)
 
 
@@ -92,9 +92,9 @@ class ClusterSpec(Record):
     network: Annotated[Rate, Field(gt=0)] | None = None
     pod_nodes: PositiveInt | None = None
     oversubscription: Annotated[float, Field(ge=1, le=1000)] = 1.0
-    # What its runs call, by a name of `shardwise catalog software`; unset, what Shardwise runs on.
+    # The software of its runs, a name of `shardwise catalog software`; unset, that of the trainer.
     software: Annotated[str, AfterValidator(_known_software)] | None = None
-    # Written by `shardwise calibrate`; without it, the catalogue's coefficients hold.
+    # Written by `shardwise calibrate`; without it, the catalogue's coefficients are used.
     calibration: Calibration | None = None
     # Written by `plan` and `estimate` with `--measured`: a few steps of a user's own stack.
     level: Level | None = None
@@ -117,8 +117,8 @@ def parse_cluster(text: str, find_device: Callable[[str], DeviceSpec]) -> Cluste
 
     `find_device` looks a device up by name.
 
-    One count is GPUs: up to the device's usual node size they share a node, beyond it they must
-    fill whole nodes. Without a network, up to 8 PCIe cards are taken to share one node too.
+    A single count is GPUs: up to the device's usual node size they share a node, above it they must
+    fill complete nodes. Without a network, up to 8 PCIe cards are also assumed to share a node.
     """
     match = _SHORTHAND.fullmatch(text)
     if match is None:

@@ -1,7 +1,7 @@
 """The structure of each family of models, as transformers builds it.
 
-Only what differs from the defaults of ModelSpec (a Llama) is listed. The tests build every family
-with transformers on the meta device and hold parameters, FLOPs and saved bytes against these.
+Only differences from the defaults of ModelSpec (a Llama) are listed. The tests build every family
+with transformers on the meta device and compare parameters, FLOPs and saved bytes.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
 }
 
 
-# Families whose matrices tensor parallelism divides: transformers has a plan for each, in styles
-# that the engine knows.
+# Families that support tensor parallelism: transformers has a plan for each, in styles that the
+# engine supports.
 DIVISIBLE = frozenset(
     ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo", "phi")
 )
@@ -106,11 +106,11 @@ class Blocks(NamedTuple):
     """The repeated blocks of a family in transformers."""
 
     class_name: str
-    # Where the list of them is in the model.
+    # Path of the list of blocks in the model.
     path: str = "model.layers"
 
 
-# Of every family above; a test builds each.
+# For every family above; a test builds each.
 BLOCKS: Mapping[str, Blocks] = {
     "gpt2": Blocks("GPT2Block", "transformer.h"),
     "llama": Blocks("LlamaDecoderLayer"),
@@ -132,7 +132,7 @@ BLOCKS: Mapping[str, Blocks] = {
 }
 
 
-# Names of the linear layers of a block in transformers, by those the formulas use.
+# Names of a block's linear layers in transformers, by the names used in the formulas.
 _LINEARS: Mapping[str, str] = {
     "attention.q": "self_attn.q_proj",
     "attention.k": "self_attn.k_proj",
@@ -169,5 +169,5 @@ _OTHER_LINEARS: Mapping[str, Mapping[str, str]] = {
 
 
 def linear_names(family: str) -> Mapping[str, str]:
-    """What transformers calls the linear layers of a family's blocks."""
+    """Names of a family's linear layers in transformers, by the names used in the formulas."""
     return {**_LINEARS, **_OTHER_LINEARS.get(family, {})}

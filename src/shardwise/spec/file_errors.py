@@ -1,4 +1,4 @@
-"""Errors of a file system: which say that a name is wrong, and which may pass."""
+"""Tell file system errors caused by a wrong name from errors that may be temporary."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ _WRONG_NAMES = (
 
 
 def is_wrong_name(error: BaseException) -> bool:
-    """Whether another name is the remedy; other errors, such as EIO and ESTALE, may pass."""
+    """Whether an error is caused by the path; others, such as EIO and ESTALE, may be temporary."""
     too_long = isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
     return isinstance(error, _WRONG_NAMES) or too_long

@@ -1,4 +1,4 @@
-"""Hugging Face `config.json` to ModelSpec and back, without importing transformers."""
+"""Convert a Hugging Face `config.json` to a ModelSpec and back, without importing transformers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _KEYS_OF: Mapping[str, Mapping[str, str]] = {
 }
 # Keys that a configuration may leave out because a default follows from the others.
 _OPTIONAL = {"kv_heads", "head_dim", "max_positions", "tied"}
-# Families with a sliding window: in all blocks, or in all but every n-th.
+# Families with a sliding window: in all blocks (_WINDOWED), or in all but every n-th.
 _WINDOWED = {"mistral", "phi3"}
 _ALTERNATING = {"gemma2", "gemma3_text"}
 _BIASES_OF: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -81,7 +81,7 @@ _ACTIVATIONS = {
     "relu": "relu",
 }
 _THETA_OF = {"gpt_neox": "rotary_emb_base"}
-# What the formulas do not describe; a configuration that asks for it must not be half-read.
+# The only supported value of settings that the formulas do not describe; others are refused.
 _REFUSED = {
     ("opt", "do_layer_norm_before"): True,
     ("gpt_neox", "use_parallel_residual"): True,
@@ -104,7 +104,7 @@ def read_config(path: Path) -> ModelSpec:
 
 
 def warn_of_unused(config: Mapping[str, object]) -> None:
-    """Warn of parts of a configuration that predictions leave out."""
+    """Warn of parts of a configuration that predictions ignore."""
     quantized = config.get("quantization_config")
     if isinstance(quantized, dict):
         method = str(quantized.get("quant_method", "unknown"))[:40]
@@ -124,7 +124,7 @@ def warn_of_unused(config: Mapping[str, object]) -> None:
 
 
 def trains_text(config: Mapping[str, object]) -> bool | None:
-    """Whether transformers builds it as a causal language model; None where it does not say."""
+    """Whether a configuration names a causal language model; None without `architectures`."""
     names = config.get("architectures")
     if not isinstance(names, list) or not names:
         return None
@@ -132,9 +132,9 @@ def trains_text(config: Mapping[str, object]) -> bool | None:
 
 
 def without_formulas(config: Mapping[str, object], torch: bool) -> str:
-    """What to do about a model type without formulas; `torch` tells whether it is installed.
+    """The error message for a model type without formulas; empty if the model can be traced.
 
-    Empty where nothing needs to be done: the model can be traced.
+    `torch` tells whether torch is installed.
     """
     kind = str(config.get("model_type"))[:60]
     start = f"model: there are no formulas for model type '{kind}'"
@@ -152,9 +152,9 @@ def without_formulas(config: Mapping[str, object], torch: bool) -> str:
 
 
 def config_table(path: Path) -> dict[str, object]:
-    """All keys of a `config.json`, named by itself or by its folder, as they are."""
+    """All keys of a `config.json`, unchanged; `path` is the file or its folder."""
     file = _config_file(path)
-    # As transformers reads it, which writes infinities.
+    # Read as transformers does, which writes infinities.
     config = read_json(file, "model", _LARGEST_CONFIG_BYTES, twice=True, nan=True)
     if not isinstance(config, dict):
         raise SpecError(f"model: {file} holds no JSON object")
@@ -166,7 +166,11 @@ def _config_file(path: Path) -> Path:
 
 
 def from_config(config: Mapping[str, object], name: str = "custom") -> ModelSpec:
-    """A ModelSpec from the keys of a Hugging Face configuration."""
+    """A ModelSpec from the keys of a Hugging Face configuration.
+
+    Raises UnknownFamilyError for a model type without formulas, and SpecError for missing keys or
+    settings that the formulas do not describe.
+    """
     text = config.get("text_config")
     if isinstance(text, dict):
         config = {**text, "model_type": text.get("model_type", config.get("model_type"))}
@@ -216,19 +220,21 @@ def _unmodelled(config: Mapping[str, object], family: str) -> list[str]:
 
 
 def _activation(config: Mapping[str, object]) -> dict[str, object]:
+    """The ModelSpec field of the activation function; empty if the configuration names none."""
     for key in ("hidden_act", "hidden_activation", "activation_function"):
         given = config.get(key)
         if given is not None:
             known = _ACTIVATIONS.get(str(given))
             if known is None:
                 raise SpecError(f"model: {key} '{given}' is not modelled")
-            # Gemma 1 files say 'gelu' but the code runs the tanh form, whose bytes are the same.
+            # Gemma 1 files name 'gelu', but the code runs the tanh form, which saves the same.
             return {"activation": known}
     return {}
 
 
 def _rope_theta(config: Mapping[str, object], family: str) -> dict[str, object]:
-    # Where transformers looks first.
+    """The ModelSpec field of the rotary base; empty if the configuration has none."""
+    # transformers looks here first.
     nested = config.get("rope_scaling") or config.get("rope_parameters")
     given = nested.get("rope_theta") if isinstance(nested, dict) else None
     theta = given or config.get(_THETA_OF.get(family, "rope_theta"))
@@ -236,6 +242,7 @@ def _rope_theta(config: Mapping[str, object], family: str) -> dict[str, object]:
 
 
 def _global_every(config: Mapping[str, object]) -> dict[str, object]:
+    """The ModelSpec field of how often a block attends globally; empty if not given."""
     pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern")
     if isinstance(pattern, int):
         return {"global_every": pattern}
@@ -249,7 +256,7 @@ def to_config(model: ModelSpec) -> dict[str, object]:
     """The keys a transformers configuration class needs to build the same model."""
     keys = _KEYS_OF.get(model.family, _USUAL_KEYS)
     config: dict[str, object] = {"model_type": model.family}
-    # The special tokens of a family's tokenizer may lie outside this model's vocabulary.
+    # A family's special token ids may be outside this model's vocabulary.
     config |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
     config |= {key: getattr(model, field) for field, key in keys.items()}
     names = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}

@@ -20,7 +20,10 @@ class Job(Record):
     optimizer: Optimizer = "adamw"
 
     def split(self, strategy: Strategy) -> Strategy:
-        """`strategy` with accumulation set so that a step comes closest to the global batch."""
+        """`strategy` with the accumulation whose step comes closest to the global batch.
+
+        Unchanged without a global batch. Raises SpecError if a micro-batch is too large.
+        """
         if self.global_batch is None:
             return strategy
         per_micro_batch = self.seq_len * strategy.micro_batch * strategy.data_parallel
@@ -43,8 +46,9 @@ class Job(Record):
 
     @property
     def sequences(self) -> float:
-        """Sequences of a step that make the global batch; 0 without one."""
+        """Sequences in the global batch, not rounded; 0 without a global batch."""
         return (self.global_batch or 0) / self.seq_len
 
     def tokens_per_step(self, strategy: Strategy) -> int:
+        """Tokens of one optimizer step over all devices."""
         return self.seq_len * strategy.micro_batch * strategy.accumulate * strategy.data_parallel

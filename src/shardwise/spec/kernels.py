@@ -1,16 +1,16 @@
-"""Measured kernels of a device: the coefficients of simple forms, and the forms themselves.
+"""Measured kernels of a device: formulas for their seconds, and the fitted coefficients.
 
-`catalogue/kernels.toml` holds them; `python -m benchmarks.kernels` fits them to kernels that
-others published. Seconds follow from shapes and the peak or the rate of the device:
+`catalogue/kernels.toml` holds the coefficients; `python -m benchmarks.kernels` fits them to
+published measurements of kernels. Seconds follow from shapes and the peak or rate of the device:
 
 - attention: call + FLOPs / (efficiency * peak) * (1 + half_span / span)
 - matmul and head: call + FLOPs / (efficiency * peak) * (1 + cast_width / width)
-- grouped: FLOPs / (efficiency * peak) * (1 + half_tokens / tokens), of a whole MLP of experts also
-  a call and (1 + routed_width / width)
+- grouped: FLOPs / (efficiency * peak) * (1 + half_tokens / tokens); a full MLP of experts adds a
+  call and the factor (1 + routed_width / width)
 - element-wise, cast and loss: call + bytes / (share * rate)
 - collective: the faster of a protocol for small messages and one for large ones
 
-Arguments may be numbers or arrays of numpy. `predict/kernels.py` prices steps with them.
+Arguments may be numbers or numpy arrays. `predict/kernels.py` predicts steps with them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FILE = Path(__file__).parent / "catalogue" / "kernels.toml"
 _ENTRY = re.compile(r'^\[\[("?)([^".\]]+)\1\.([a-z]+)\]\]$', re.MULTILINE)
 
 
-# ---- forms ----------------------------------------------------------------------------------
+# ---- formulas -------------------------------------------------------------------------------
 
 
 def attention_s(
@@ -50,7 +50,7 @@ def attention_s(
     half_span: Numbers,
     call_s: Numbers = 0.0,
 ) -> Numbers:
-    """Seconds of an attention kernel over sequences of `span`; FLOPs are those a mask leaves."""
+    """Seconds of an attention kernel; `span` is keys per query, `flops` those left by the mask."""
     return call_s + flops / (efficiency * peak) * (1.0 + half_span / span)
 
 
@@ -62,7 +62,7 @@ def product_s(
     call_s: Numbers,
     cast_width: Numbers = 0.0,
 ) -> Numbers:
-    """Seconds of a matmul into `width` columns, with the cast of its inputs where there is one."""
+    """Seconds of a matmul with `width` output columns, and of the cast of its inputs if any."""
     return call_s + flops / (efficiency * peak) * (1.0 + cast_width / width)
 
 
@@ -76,23 +76,23 @@ def grouped_s(
     routed_width: Numbers = 0.0,
     call_s: Numbers = 0.0,
 ) -> Numbers:
-    """Seconds of a grouped matmul whose experts are `width` wide and get `tokens` each."""
+    """Seconds of a grouped matmul whose experts are `width` wide and get `tokens` tokens each."""
     products = flops / (efficiency * peak) * (1.0 + half_tokens / tokens)
     return call_s + products * (1.0 + routed_width / width)
 
 
 def moved_s(moved: Numbers, rate: Numbers, share: Numbers, call_s: Numbers = 0.0) -> Numbers:
-    """Seconds of an operation that moves so many bytes at the least."""
+    """Seconds of an operation that must move at least `moved` bytes, at a share of `rate`."""
     return call_s + moved / (share * rate)
 
 
 def wire_bytes(
     collective: str, moved: Numbers, ranks: Numbers, *, in_switch: bool = False
 ) -> Numbers:
-    """Bytes a rank sends, of `moved` bytes as nccl-tests counts them.
+    """Bytes a rank sends in a collective of `moved` bytes, as nccl-tests counts sizes.
 
-    Of a ring, 2 (n - 1) / n in an all-reduce and half of that in others; 1 + 1 / n where switches
-    add up.
+    In a ring of n ranks, 2 (n - 1) / n times as much for an all-reduce and half of that for others;
+    1 + 1 / n times if switches sum (`in_switch`).
     """
     if in_switch:
         return moved * (1.0 + 1.0 / ranks)
@@ -115,7 +115,7 @@ def collective_s(
     peers = ranks - 1.0
     slower = wire / link * (1.0 + half_peers / peers)
     large, small = setup_s + slower / share, slower / small_share
-    # The smaller of the two, also of arrays, without importing numpy.
+    # The minimum of both, which also works for arrays without importing numpy.
     return call_s + hop_s * peers + 0.5 * (large + small - abs(large - small))
 
 
@@ -123,50 +123,54 @@ def collective_s(
 
 
 class Kernel(Record):
-    """One kernel on one device, and what its coefficients rest on."""
+    """One kernel on one device: its coefficients, and the measurements they were fitted to."""
 
     device: str
     family: Family
     kernel: str
     dtype: str
-    # What the shares are of, in FLOP/s or bytes/s.
+    # The rate that shares and efficiencies refer to, in FLOP/s or bytes/s.
     peak: Positive
     rows: Annotated[int, Field(ge=3)]
     sources: Annotated[tuple[str, ...], Field(min_length=1)]
-    # Standard deviation of ln(measured / form), sources weighing alike.
+    # Standard deviation of ln(measured / formula), with equal weight for each source.
     spread: Least
-    # The same of rows whose source was left out of the fit; None where others do not say.
+    # The same for sources left out of the fit; None if there are too few sources.
     left_out: Least | None = None
-    # Of the quantity that the form depends on: from, to. None where it was not published.
+    # Range (from, to) of the quantity that the formula depends on; None if not published.
     fitted: tuple[Positive, Positive] | None = None
 
     @model_validator(mode="after")
     def _ordered(self) -> Kernel:
+        """Raise ValueError if the upper end of `fitted` comes first."""
         if self.fitted is not None and self.fitted[0] > self.fitted[1]:
             raise ValueError("fitted: the first end is the lower one")
         return self
 
 
 class AttentionKernel(Kernel):
-    """Attention; its factors are those its rows identify, of head size 128 and a causal mask."""
+    """An attention kernel; coefficients are for heads of 128 and a causal mask.
+
+    Factors for other cases are None if the measurements do not determine them.
+    """
 
     family: Literal["attention"] = "attention"
     passes: Passes
     efficiency: Share
     half_span: Least
     call_s: Least = 0.0
-    # Without a mask, relative to causal.
+    # Without a mask, relative to a causal mask.
     full_efficiency: Positive | None = None
     full_half_span: Positive | None = None
-    # Of the backward, relative to the forward.
+    # The backward's efficiency and half span, relative to the forward.
     backward: Positive | None = None
     backward_half_span: Positive | None = None
     deterministic: Positive | None = None
-    # Of heads of that size, on the efficiency.
+    # Factors on the efficiency for other head sizes.
     head_64: Positive | None = None
     head_192: Positive | None = None
     head_256: Positive | None = None
-    # The size of all heads that were measured, where it is only one.
+    # The head size of all measurements, if it is only one.
     head_dim: int | None = None
 
     def seconds(
@@ -179,7 +183,7 @@ class AttentionKernel(Kernel):
         head_dim: int = 128,
         deterministic: bool = False,
     ) -> Numbers:
-        """Seconds of one pass; factors that are not identified are 1."""
+        """Seconds of one pass; unknown factors count as 1."""
         efficiency, half = self.efficiency, self.half_span
         if not causal:
             efficiency *= self.full_efficiency or 1.0
@@ -194,7 +198,7 @@ class AttentionKernel(Kernel):
 
 
 class ProductKernel(Kernel):
-    """A matmul, or the head of a model with its loss."""
+    """A matmul, or a model's head with its loss."""
 
     family: Literal["matmul", "head"]
     efficiency: Share
@@ -203,22 +207,22 @@ class ProductKernel(Kernel):
     cast_width: Least = 0.0
 
     def seconds(self, flops: Numbers, width: Numbers) -> Numbers:
-        """Seconds of one product into `width` columns."""
+        """Seconds of one product with `width` output columns."""
         return product_s(flops, width, self.peak, self.efficiency, self.call_s, self.cast_width)
 
 
 class GroupedKernel(Kernel):
-    """Matmuls of several experts in one kernel, or a whole MLP of experts."""
+    """Matmuls of several experts in one kernel, or a full MLP of experts."""
 
     family: Literal["grouped"] = "grouped"
     efficiency: Share
     half_tokens: Least
-    # Of a whole MLP: the width at which routing and combining take as long as the products.
+    # For a full MLP: the width at which routing and combining take as long as the products.
     routed_width: Least = 0.0
     call_s: Least = 0.0
 
     def seconds(self, flops: Numbers, tokens: Numbers, width: Numbers = 1.0) -> Numbers:
-        """Seconds where every expert is `width` wide and gets `tokens`."""
+        """Seconds if every expert is `width` wide and gets `tokens` tokens."""
         return grouped_s(
             flops,
             tokens,
@@ -232,14 +236,14 @@ class GroupedKernel(Kernel):
 
 
 class MovedKernel(Kernel):
-    """An operation that memory bounds; bytes are the least it has to read and write."""
+    """A memory-bound operation; bytes are the least that it must read and write."""
 
     family: Literal["elementwise", "cast", "loss"]
     share: Share
     call_s: Least
 
     def seconds(self, moved: Numbers) -> Numbers:
-        """Seconds of so many bytes."""
+        """Seconds to move `moved` bytes."""
         return moved_s(moved, self.peak, self.share, self.call_s)
 
 
@@ -249,22 +253,22 @@ class CollectiveKernel(Kernel):
     family: Literal["collective"] = "collective"
     ranks: tuple[int, ...]
     share: Share
-    # Ranks beyond the own at which half of the share is reached.
+    # Number of peers (ranks minus 1) at which half of the share is reached.
     half_peers: Least
     setup_s: Least
-    # Of the protocol for small messages.
+    # Share of the link that the protocol for small messages reaches.
     small_share: Share
     call_s: Least
     hop_s: Least
-    # Whether switches add up.
+    # Whether switches sum the data.
     in_switch: bool = False
 
     def wire(self, moved: Numbers, ranks: Numbers) -> Numbers:
-        """Bytes a rank sends, of `moved` bytes as nccl-tests counts them."""
+        """Bytes a rank sends in a call of `moved` bytes, as nccl-tests counts sizes."""
         return wire_bytes(self.kernel, moved, ranks, in_switch=self.in_switch)
 
     def seconds(self, moved: Numbers, ranks: Numbers) -> Numbers:
-        """Seconds of one call."""
+        """Seconds of one call of `moved` bytes, as nccl-tests counts sizes."""
         return collective_s(
             self.wire(moved, ranks),
             ranks,
@@ -295,7 +299,7 @@ FAMILIES: tuple[str, ...] = get_args(Family)
 
 
 def read_kernels(text: str, where: str) -> tuple[Kernel, ...]:
-    """The records of a file's text; raise SpecError for what is wrong with it."""
+    """The kernels in a TOML text; raises SpecError if it is invalid. `where` names it in errors."""
     found: list[Kernel] = []
     for device, families in tomllib.loads(text).items():
         for family, entries in families.items():
@@ -311,7 +315,7 @@ def read_kernels(text: str, where: str) -> tuple[Kernel, ...]:
 
 @cache
 def _texts() -> dict[str, str]:
-    """The text of each device's entries: parsing one device is faster than all."""
+    """The TOML text of each device's entries, so that one device can be parsed alone."""
     text = _FILE.read_text(encoding="utf-8")
     found: dict[str, str] = {}
     headers = list(_ENTRY.finditer(text))
@@ -322,7 +326,7 @@ def _texts() -> dict[str, str]:
 
 
 def kernel_devices() -> list[str]:
-    """Devices with measured kernels; some are not in the catalogue of devices."""
+    """Names of devices with measured kernels; some are not in the catalogue of devices."""
     return list(_texts())
 
 
@@ -338,7 +342,7 @@ def kernels_of(device: str) -> tuple[Kernel, ...]:
 
 
 def find_kernel(device: str, family: Family, kernel: str, dtype: str) -> Kernel | None:
-    """One measured kernel, read without the others; None where it was not measured there."""
+    """The measured kernel with this name and dtype; None if it was not measured on this device."""
     named = f'kernel = "{kernel}"\ndtype = "{dtype}"\n'
     for entry in re.split(r"^(?=\[\[)", _texts().get(device, ""), flags=re.MULTILINE):
         if named in entry and f".{family}]]" in entry:

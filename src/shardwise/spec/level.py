@@ -1,4 +1,4 @@
-"""What measured steps of a user's own say of a stack: how long they took for what was predicted."""
+"""The level of a user's stack: how long its measured steps took relative to the prediction."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from shardwise.spec.record import Record
 
 
 class Level(Record):
-    """Seconds measured per second predicted, the geometric mean over so many measured steps."""
+    """Measured seconds per predicted second: the geometric mean over measured steps."""
 
     factor: Annotated[float, Field(gt=0.01, lt=100)]
     steps: Annotated[int, Field(ge=1, le=1000)] = 1
-    # The kind of runs they are of: "dense", "low-bit", "adapters" or "experts".
+    # The kind of runs measured: "dense", "low-bit", "adapters" or "experts".
     regime: str = "dense"

@@ -27,11 +27,12 @@ class ModuleRef(Record):
 
     @property
     def name(self) -> str:
+        """The reference itself, `package.module:factory`."""
         return self.factory
 
 
 class ConfigRef(Record):
-    """A Hugging Face configuration of a model type the formulas do not know."""
+    """A Hugging Face configuration of a model type without formulas."""
 
     config: str
     pretrained: bool = False
@@ -39,6 +40,7 @@ class ConfigRef(Record):
 
     @property
     def name(self) -> str:
+        """The name of the folder that has the configuration."""
         return config_folder(Path(self.config).resolve()).name
 
 
@@ -46,13 +48,17 @@ Model = ModelSpec | ModuleRef | ConfigRef
 
 
 def config_folder(config: str | Path) -> Path:
-    """The folder of a model or tokenizer that is named by itself or by a JSON file in it."""
+    """The folder of a model or tokenizer, given as the folder or as a JSON file in the folder."""
     path = Path(config)
     return path.parent if path.suffix == ".json" else path
 
 
 def find_model(text: str, base: Path | None = None) -> Model:
-    """A preset's name, a Hugging Face `config.json` or folder, or `package.module:factory`."""
+    """Find a model by preset name, Hugging Face path, or `package.module:factory`.
+
+    A path is a `config.json` or its folder, relative to `base`. Raises SpecError if there is no
+    such model.
+    """
     path = (base or Path()) / text
     if _FACTORY.fullmatch(text):
         return ModuleRef.read({"factory": text}, where="model")
@@ -68,7 +74,7 @@ def find_model(text: str, base: Path | None = None) -> Model:
 
 
 def find_config(text: str, base: Path | None = None) -> ModelSpec | ConfigRef:
-    """A Hugging Face configuration, as formulas where they know its model type."""
+    """Read a Hugging Face configuration: a ModelSpec if formulas exist, else a ConfigRef."""
     from shardwise.spec.huggingface import (
         UnknownFamilyError,
         config_table,
@@ -76,7 +82,7 @@ def find_config(text: str, base: Path | None = None) -> ModelSpec | ConfigRef:
         warn_of_unused,
     )
 
-    # Absolute, so that a copy of the run.toml elsewhere finds it too.
+    # Absolute, so that a copy of the run.toml in another folder finds the file too.
     path = ((base or Path()) / text).resolve()
     try:
         return read_config(path).but(config=str(path))
@@ -86,7 +92,7 @@ def find_config(text: str, base: Path | None = None) -> ModelSpec | ConfigRef:
 
 
 def find_cluster(text: str, base: Path | None = None) -> ClusterSpec:
-    """A shorthand such as `4x8xH100-SXM@400Gbps`, or a TOML file that holds a cluster."""
+    """Find a cluster by shorthand (`4x8xH100-SXM@400Gbps`) or by TOML file, relative to `base`."""
     if text.endswith(".toml"):
         path = (base or Path()) / text
         data = read_toml(path, "cluster")
@@ -98,18 +104,18 @@ def find_cluster(text: str, base: Path | None = None) -> ClusterSpec:
 
 
 class Lookup(NamedTuple):
-    """How the text of a model and of a cluster is read."""
+    """The functions that read a model and a cluster from text."""
 
     model: Callable[[str], Model]
     cluster: Callable[[str], ClusterSpec]
 
 
-# Names, shorthands and files.
+# Reads names, shorthands and files.
 ON_DISK = Lookup(find_model, find_cluster)
 
 
 def cluster_from_table(table: dict[str, Any], where: str = "cluster") -> ClusterSpec:
-    """A cluster from a TOML table, whose device is a name or a table of its own."""
+    """A cluster from a TOML table, whose device is a name or a table."""
     device = table.get("device")
     if isinstance(device, str):
         try:
@@ -125,7 +131,7 @@ def write_cluster(cluster: ClusterSpec) -> str:
 
 
 def cluster_table(cluster: ClusterSpec) -> dict[str, Any]:
-    """A cluster as a table; a device of the catalogue by its name."""
+    """A cluster as a TOML table; a device of the catalogue is written as its name."""
     table = cluster.model_dump(mode="json", exclude_none=True)
     device = cluster.device
     is_here = device.source.get("memory") == catalogue.HERE

@@ -1,4 +1,4 @@
-"""The axes of a device mesh: who holds which part of the model, and who sees which data."""
+"""The axes of a device mesh: degrees of parallelism."""
 
 from __future__ import annotations
 
@@ -10,46 +10,47 @@ AXES: tuple[Axis, ...] = ("replicate", "shard", "context", "tensor")
 
 
 class Mesh(NamedTuple):
-    """Degrees of parallelism along named axes, outer to inner; an axis of 1 splits nothing.
+    """Degrees of parallelism along named axes, outer to inner; a degree of 1 means no parallelism.
 
-    Neighbours along the innermost axis are neighbouring devices, so it fills a node first.
+    Neighbours along the innermost axis are neighbouring devices, so that axis fills a node first.
     """
 
     # Copies of the model states.
     replicate: int = 1
-    # Devices that share one copy and see different sequences.
+    # Devices that share one copy of the model states and see different sequences.
     shard: int = 1
-    # Devices that share one copy and see parts of the same sequences.
+    # Devices that share one copy of the model states and see parts of the same sequences.
     context: int = 1
-    # Devices that divide every matrix, and compute together on the same tokens.
+    # Devices that divide every matrix and compute on the same tokens.
     tensor: int = 1
 
     @property
     def devices(self) -> int:
+        """Number of all devices: the product of the degrees."""
         return math.prod(self)
 
     @property
     def data_parallel(self) -> int:
-        """Devices, or groups of them, that see different sequences."""
+        """Number of devices, or groups of devices, that see different sequences."""
         return self.replicate * self.shard
 
     @property
     def states(self) -> int:
-        """Devices that share one copy of the states: those of a context group share it too."""
+        """Number of devices that share one copy of the model states: shard × context."""
         return self.shard * self.context
 
     @property
     def inner_degrees(self) -> list[str]:
-        """The degrees inside a copy of the data in words: ["context 2", "tensor 8"]."""
+        """Context and tensor degrees above 1 in words: ["context 2", "tensor 8"]."""
         degrees = {"context": self.context, "tensor": self.tensor}
         return [f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1]
 
     @property
     def in_words(self) -> str:
-        """The same behind a layout: " × context 2 × tensor 8"; empty without."""
+        """Context and tensor degrees above 1, to append to a layout: " × context 2 × tensor 8"."""
         return "".join(f" × {degree}" for degree in self.inner_degrees)
 
     @property
     def inner(self) -> int:
-        """Devices that work on the same sequences."""
+        """Number of devices that work on the same sequences: context × tensor."""
         return self.context * self.tensor

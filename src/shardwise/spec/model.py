@@ -14,7 +14,7 @@ from shardwise.spec.record import Record, SpecError, did_you_mean
 
 
 def _printable(name: str) -> str:
-    # It goes to terminals and into files of others.
+    # Names are printed to terminals and written to other tools' files.
     if not name.isprintable() or not name:
         raise ValueError("must be a line of printable characters")
     return name
@@ -57,16 +57,16 @@ class ModelSpec(Record):
     mlp: Literal["plain", "gated", "gated_fused"] = "gated"
     activation: Activation = "silu"
     positions: Literal["learned", "rope", "alibi"] = "rope"
-    # The base of the rotary angles; what the family has where none is given.
+    # The base of the rotary angles; unset, the family's default.
     rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     position_offset: Annotated[int, Field(ge=0)] = 0
     attention_bias: StrictBool = False
     output_bias: StrictBool = False
     mlp_bias: StrictBool = False
     head_bias: StrictBool = False
-    # GPT-2 stores its matrices input-first, which decides what dimension 0 is when sharding.
+    # GPT-2 stores its matrices input-first, which decides which dimension is sharded.
     transposed_weights: StrictBool = False
-    # Every block attends to a window but each `global_every`-th, which sees everything.
+    # Blocks attend to a window of this many tokens, except every `global_every`-th block.
     window: Size | None = None
     global_every: Size | None = None
     final_softcap: StrictBool = False
@@ -75,11 +75,11 @@ class ModelSpec(Record):
     dropout: Share = 0.0
 
     source: Annotated[str, Field(repr=False)] = ""
-    # The Hugging Face configuration this was read from, unchanged, and whether training starts
-    # from the weights beside it.
+    # The Hugging Face configuration this was read from; with `pretrained`, training starts from the
+    # weights in its folder.
     config: str | None = None
     pretrained: StrictBool = False
-    # What of it is trained; all of it where nothing is said.
+    # Which parameters are trained; unset, all of them.
     adapter: Adapter | None = None
 
     @model_validator(mode="before")
@@ -119,14 +119,14 @@ class ModelSpec(Record):
 
     @property
     def scaled_embedding(self) -> bool:
-        """Whether the embedding scales what it looks up, as Gemma's does."""
+        """Whether the embedding scales its output, as Gemma's does."""
         return self.family.startswith("gemma")
 
     @property
     def unquantised_experts(self) -> DType | None:
-        """What experts are stored in where the rest of the base is quantised; None elsewhere.
+        """The dtype in which experts of a quantised base are stored; None for other models.
 
-        Their matrices are parameters, not linear layers.
+        Experts are not quantised, since their matrices are parameters, not linear layers.
         """
         adapter = self.adapter
         if self.experts is None or adapter is None or not adapter.quantised:
@@ -134,19 +134,22 @@ class ModelSpec(Record):
         return adapter.float_dtype
 
     def attends_globally(self, layer: int) -> bool:
-        """Whether block `layer` sees the whole sequence."""
+        """Whether block `layer` attends to the full sequence, not to a window."""
         if self.window is None:
             return True
         return self.global_every is not None and (layer + 1) % self.global_every == 0
 
     def attention_span(self, layer: int, seq_len: int) -> int:
-        """How many positions a query of block `layer` can see at most."""
+        """Most keys that a query of block `layer` can see."""
         if self.window is None or self.attends_globally(layer):
             return seq_len
         return min(seq_len, self.window)
 
     def check_seq_len(self, seq_len: int) -> None:
-        """Learned positions end at `max_positions`; the rest can be stretched."""
+        """Raise SpecError if a sequence is longer than the model's learned positions.
+
+        Other kinds of positions have no limit.
+        """
         if self.positions == "learned" and seq_len > self.max_positions:
             raise SpecError(
                 f"job.seq_len: {seq_len} exceeds the {self.max_positions} learned positions of "

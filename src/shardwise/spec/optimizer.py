@@ -1,4 +1,4 @@
-"""The optimizers by name, and what each keeps between steps, by formula."""
+"""The optimizers by name, and formulas for the bytes of their states."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 # torch has no Lion: it is planned only.
 TRAINED: tuple[Optimizer, ...] = tuple(name for name in OPTIMIZERS if name != "lion")
 
-# States in the dtype and shape of the parameter, where an optimizer keeps nothing else.
+# Number of states per parameter, for optimizers whose states all have its dtype and shape.
 _TENSORS: dict[Optimizer, int] = {"adamw": 2, "adam": 2, "lion": 1, "momentum": 1, "sgd": 0}
-# torchao quantises no smaller tensors, as bitsandbytes does.
+# Elements below which torchao, like bitsandbytes, does not quantise a tensor's states.
 LEAST_QUANTISED = 4096
 _FP32 = 4
 
@@ -33,7 +33,7 @@ class LowBit(NamedTuple):
 
     bits: int
     block: int
-    # fp32 values that codes stand for: one table for each moment of each parameter.
+    # fp32 values in the table of codes, of which each moment of each parameter has one.
     table: int = 0
 
     def quantises(self, numels: tuple[int, ...]) -> bool:
@@ -56,40 +56,41 @@ LOW_BIT: dict[Optimizer, LowBit] = {
 }
 
 
-# What plans propose where the states of this optimizer take the memory.
+# The optimizer that plans propose to reduce the memory of states.
 SMALLER: dict[Optimizer, Optimizer] = {"adamw": "adamw-8bit"}
 
 
 class Shard(NamedTuple):
-    """What the devices hold of one parameter."""
+    """The shards of one parameter."""
 
-    # On rank 0, which holds the most.
+    # Shape of the shard on rank 0, which holds the most.
     shape: tuple[int, ...]
     # Elements of the largest and of the smallest shard.
     numels: tuple[int, int]
-    # Belongs to a block, not to embeddings, final norm or head.
+    # Whether the parameter belongs to a block, not to embeddings, final norm or head.
     in_block: bool = True
 
     @property
     def numel(self) -> int:
+        """Elements of the shard on rank 0."""
         return math.prod(self.shape)
 
 
 def state_tensors(optimizer: Optimizer) -> int | None:
-    """States per parameter, each as large as it; None if an optimizer keeps something else."""
+    """Number of states, each with the parameter's shape; None if states have other shapes."""
     return _TENSORS.get(optimizer)
 
 
 def state_bytes(optimizer: Optimizer, shard: Shard, itemsize: int) -> int:
-    """Bytes that an optimizer keeps for one parameter on rank 0, without its step counter.
+    """Bytes of an optimizer's states for one parameter on rank 0, without its step counter.
 
-    `itemsize` is that of the dtype the parameter is updated in.
+    `itemsize` is bytes per element of the dtype in which the parameter is updated.
     """
     return _kept_elements(optimizer, shard) * itemsize + _quantised_bytes(optimizer, shard)
 
 
 def _kept_elements(optimizer: Optimizer, shard: Shard) -> int:
-    """Elements that are kept in the parameter's dtype."""
+    """Elements of the states on rank 0 that are kept in the parameter's dtype."""
     tensors = _TENSORS.get(optimizer)
     if tensors is not None:
         return tensors * shard.numel
@@ -105,6 +106,7 @@ def _kept_elements(optimizer: Optimizer, shard: Shard) -> int:
 
 
 def _quantised_bytes(optimizer: Optimizer, shard: Shard) -> int:
+    """Bytes of the quantised states on rank 0; 0 if they are not quantised."""
     low_bit = LOW_BIT.get(optimizer)
     if low_bit is None or not low_bit.quantises(shard.numels):
         return 0
@@ -112,5 +114,8 @@ def _quantised_bytes(optimizer: Optimizer, shard: Shard) -> int:
 
 
 def is_muon_matrix(dimensions: int, in_block: bool) -> bool:
-    """Whether Muon updates a parameter; AdamW updates embeddings, head, norms and biases."""
+    """Whether Muon updates a parameter of so many dimensions: matrices of blocks only.
+
+    AdamW updates embeddings, head, norms and biases.
+    """
     return in_block and dimensions == 2

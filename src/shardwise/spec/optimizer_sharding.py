@@ -1,4 +1,4 @@
-"""Which optimizers of the trainer update parameters that are sharded or divided."""
+"""Which optimizers the trainer can use with sharded parameters or tensor parallelism."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from shardwise.spec.optimizer import LOW_BIT, Optimizer
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 
-# Their updates need whole matrices. torch 2.13's Adafactor fails on DTensors; its Muon runs on
-# them, with more than ten collectives for every matrix and step.
+# Optimizers that update full matrices, so parameters cannot be sharded. torch 2.13's Adafactor
+# fails on DTensors; its Muon runs on DTensors with more than ten collectives per matrix and step.
 REPLICATED: tuple[Optimizer, ...] = ("adafactor", "muon")
-# Small states that can be sharded.
+# An alternative with small states that can be sharded.
 INSTEAD: Optimizer = "adamw-8bit"
-# The blocks of their states do not fit the shards of tensor parallelism.
+# Optimizers whose blocks of states do not fit the shards of tensor parallelism.
 WITHOUT_TENSOR: tuple[Optimizer, ...] = tuple(LOW_BIT)
 
 
 class Sharding(NamedTuple):
-    """How the parameters that an optimizer updates are spread over devices."""
+    """How the parameters that an optimizer updates are divided among devices."""
 
-    # By `fully_shard`, as of every zero kind.
+    # Whether by `fully_shard`, as in every zero kind.
     sharded: bool
-    # By tensor parallelism.
+    # Whether by tensor parallelism.
     tensor: bool
 
     @classmethod
@@ -32,18 +32,19 @@ class Sharding(NamedTuple):
 
 
 def is_trained_with(optimizer: Optimizer, strategy: Strategy) -> bool:
-    """Whether the trainer updates parameters with this optimizer under this strategy."""
+    """Whether the trainer can use this optimizer with this strategy."""
     return _refusal(optimizer, Sharding.of(strategy)) is None
 
 
 def check_sharding(optimizer: Optimizer, sharding: Sharding) -> None:
-    """Raise SpecError for parameters that the trainer does not update with this optimizer."""
+    """Raise SpecError if the trainer cannot use this optimizer with this sharding."""
     refusal = _refusal(optimizer, sharding)
     if refusal is not None:
         raise SpecError(f"job.optimizer: {optimizer} {refusal}")
 
 
 def _refusal(optimizer: Optimizer, sharding: Sharding) -> str | None:
+    """Why the trainer cannot use an optimizer with a sharding; None if it can."""
     if optimizer in REPLICATED and any(sharding):
         return (
             "needs whole matrices, and this strategy divides them; use strategy ddp, or "

@@ -21,7 +21,7 @@ _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 BYTE_UNITS: dict[str, int | Decimal] = {
     prefix + "B": factor for prefix, factor in (_DECIMAL | _BINARY).items()
 }
-# Network people count bits, memory people count bytes; both end up as bytes per second.
+# Networks are given in bits per second and memory in bytes per second; values are bytes per second.
 RATE_UNITS: dict[str, int | Decimal] = {
     **{prefix + "bps": Decimal(factor) / 8 for prefix, factor in _DECIMAL.items()},
     **{prefix + "bit/s": Decimal(factor) / 8 for prefix, factor in _DECIMAL.items()},
@@ -33,9 +33,9 @@ FLOPS_UNITS: dict[str, int | Decimal] = {
 FLOPS_UNITS |= {prefix + "FLOP/s": factor for prefix, factor in _DECIMAL.items()}
 COUNT_UNITS: Mapping[str, int | Decimal] = {**_DECIMAL, "K": 10**3, "B": 10**9, **_BINARY}
 
-# Bytes per second: nothing trains over less.
+# The smallest accepted rate, in bytes per second.
 LEAST_RATE = 1e6
-# Python refuses to turn thousands of digits into an int; no real quantity comes near either bound.
+# Python refuses to convert thousands of digits to an int; no real quantity is near either bound.
 _LARGEST = Decimal(10) ** 30
 _NUMBER = re.compile(
     r"\s*([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?)\s*([A-Za-z/]*)\s*"
@@ -43,10 +43,11 @@ _NUMBER = re.compile(
 
 
 class QuantityError(ValueError):
-    """A text that is no quantity of the kind asked for; says which forms are."""
+    """A text is not a quantity of the expected kind; the message shows valid forms."""
 
 
 def _parse(text: object, units: Mapping[str, int | Decimal], examples: str) -> Decimal:
+    """The value of a quantity in base units; QuantityError if it cannot be read."""
     if isinstance(text, bool) or not isinstance(text, (str, int, float)):
         raise QuantityError(f"expected a quantity such as {examples}, not {text!r}")
     match = _NUMBER.fullmatch(str(text)) if str(text).isascii() else None
@@ -58,7 +59,7 @@ def _parse(text: object, units: Mapping[str, int | Decimal], examples: str) -> D
     factor = units.get(unit)
     if factor is None and unit:
         folded = {name.lower(): value for name, value in units.items()}
-        # 'MiB' and 'mib' can only mean one thing; 'm' and 'M' could not, but 'm' is in no table.
+        # 'MiB' and 'mib' mean the same. 'm' and 'M' would not, but 'm' is in no table.
         factor = folded.get(unit.lower())
     if factor is None and not unit:
         factor = 1
@@ -79,14 +80,15 @@ def _shown(text: object) -> str:
 
 
 def parse_bytes(text: str | int | float) -> int:
-    """`80GiB`, `80GB`, `1.5TiB` or a plain number of bytes. GB is 10^9, GiB is 2^30."""
+    """Bytes from `80GiB`, `80GB`, `1.5TiB` or a plain number. GB is 10^9, GiB is 2^30."""
     return int(_parse(text, BYTE_UNITS, "80GiB or 80GB"))
 
 
 def parse_rate(text: str | int | float) -> float:
-    """`400Gbps` (bits) or `50GB/s` (bytes), as bytes per second.
+    """Bytes per second from `400Gbps` (bits) or `50GB/s` (bytes).
 
-    A bare number is bytes per second, and a small one most likely a forgotten unit.
+    A number without a unit is bytes per second; a small one is refused, since most likely the unit
+    was forgotten.
     """
     value = float(_parse(text, RATE_UNITS, "400Gbps or 50GB/s"))
     if value < LEAST_RATE and str(text).strip().replace(".", "").isdigit():
@@ -97,12 +99,12 @@ def parse_rate(text: str | int | float) -> float:
 
 
 def parse_flops(text: str | int | float) -> float:
-    """`989.5TFLOPS`, as floating-point operations per second."""
+    """FLOPs per second from a text such as `989.5TFLOPS`."""
     return float(_parse(text, FLOPS_UNITS, "989.5TFLOPS"))
 
 
 def parse_count(text: str | int | float) -> int:
-    """`4M` (decimal), `4Mi` (binary), `7B` or a plain whole number."""
+    """A whole number from `4M` (decimal), `4Mi` (binary), `7B` or a plain number."""
     value = _parse(text, COUNT_UNITS, "4M, 4Mi or 4194304")
     if value != value.to_integral_value():
         raise QuantityError(f"{_shown(text)} is not a whole number")
@@ -112,7 +114,10 @@ def parse_count(text: str | int | float) -> int:
 def _in_largest_unit(
     value: Decimal, units: list[tuple[str, Decimal]], digits: int | None = None
 ) -> str:
-    """`value` in the largest unit that leaves at least 1; exact unless `digits` are asked for."""
+    """`value` as text in the largest unit that gives at least 1, else in the last unit.
+
+    Exact, as in 1.5GB; with `digits` decimals, as in 1.50 GB.
+    """
     name, factor = next(((n, f) for n, f in units if value >= f), units[-1])
     scaled = value / factor
     if digits is None:
@@ -130,7 +135,7 @@ _GB = _table(BYTE_UNITS, ["PB", "TB", "GB", "MB", "kB", "B"])
 
 
 def write_bytes(value: int) -> str:
-    """A text that `parse_bytes` reads back to `value`, as short as one can be."""
+    """A short text that `parse_bytes` reads back to exactly `value` bytes."""
     rounded = f"{value / 2**30:.2f}".rstrip("0").rstrip(".") + "GiB"
     if parse_bytes(rounded) == value:
         return rounded
@@ -140,7 +145,7 @@ def write_bytes(value: int) -> str:
 
 
 def write_rate(value: float) -> str:
-    """A text that `parse_rate` reads back to `value`."""
+    """A text in bits per second, such as `400Gbps`, that `parse_rate` reads back to `value`."""
     exact = Decimal(repr(float(value)))
     return _in_largest_unit(exact * 8, _table(_DECIMAL_BITS, list(_DECIMAL_BITS)))
 
@@ -164,17 +169,17 @@ def write_flops(value: float) -> str:
 
 
 def show_gib(value: float) -> str:
-    """Memory for people: binary units, two decimals."""
+    """Bytes as text with two decimals and a binary unit, such as `80.00 GiB`."""
     return _in_largest_unit(Decimal(float(value)), _GIB, digits=2)
 
 
 def show_gb(value: float) -> str:
-    """Traffic for people: decimal units, two decimals."""
+    """Bytes as text with two decimals and a decimal unit, such as `1.50 GB`."""
     return _in_largest_unit(Decimal(float(value)), _GB, digits=2)
 
 
 def show_count(value: float) -> str:
-    """A number of parameters or tokens for people: `774.03M`, `70.55B`."""
+    """A number of parameters or tokens as text: `774.03M`, `70.55B`."""
     for name, factor in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= factor:
             return f"{value / factor:.2f}{name}"
@@ -182,12 +187,12 @@ def show_count(value: float) -> str:
 
 
 def show_whole(value: float) -> str:
-    """A number for people that has no decimals: `55,241`."""
+    """A number as text without decimals: `55,241`."""
     return f"{value:,.0f}"
 
 
 def show_seconds(value: float) -> str:
-    """A time for people: seconds, or milliseconds where it is shorter than one."""
+    """Seconds as text, in milliseconds below one second: `1.25 s`, `375.0 ms`."""
     return f"{value:,.2f} s" if value >= 1 else f"{value * 1e3:,.1f} ms"
 
 

@@ -1,7 +1,7 @@
-"""Read files that others wrote: regular files of reasonable size, JSON and TOML that is bounded.
+"""Read untrusted files: regular files of limited size, JSON and TOML of limited depth.
 
-Whatever is wrong with a file is one sentence: a pipe that never ends, a text of gigabytes, keys
-that come twice, values nested without end, numbers of thousands of digits.
+Every problem becomes one sentence: a pipe that never ends, gigabytes of text, duplicate keys,
+values nested too deeply, numbers of thousands of digits.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any, BinaryIO
 from shardwise.spec.record import SpecError
 from shardwise.spec.unique_keys import KeyTwiceError, unique_keys
 
-# A configuration is a few kilobytes, and TOML is parsed slowly.
+# Most bytes of a file, and of a TOML file, which is slow to parse. Usual ones have a few kilobytes.
 LARGEST_BYTES, LARGEST_TOML_BYTES = 2**22, 2**20
-# Code that reads a value may call itself for each level.
+# Most levels of nesting, since code that reads a value may recurse for each level.
 DEEPEST = 100
-# In a line of TOML: a key of a hundred thousand parts would be parsed for minutes.
+# Most dots in a line of TOML: a key of a hundred thousand parts would take minutes to parse.
 MOST_DOTS = 10_000
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file to read; OSError for a pipe or a device, which may never end."""
+    """Open a regular file for reading; OSError for a pipe or a device, which may never end."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         mode = os.fstat(handle).st_mode
@@ -42,7 +42,10 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_bytes(path: Path, what: str, most: int = LARGEST_BYTES) -> bytes:
-    """The content of a file; SpecError, which begins with `what`, if it has more bytes."""
+    """The content of a file; SpecError if it cannot be read or has more than `most` bytes.
+
+    Messages begin with `what`.
+    """
     try:
         with open_regular(path) as file:
             found = file.read(most + 1)
@@ -57,12 +60,18 @@ def read_bytes(path: Path, what: str, most: int = LARGEST_BYTES) -> bytes:
 def read_json(
     path: Path, what: str, most: int = LARGEST_BYTES, *, twice: bool = False, nan: bool = False
 ) -> Any:
-    """The value of a JSON file; `twice` and `nan` allow double keys, and NaN and infinities."""
+    """The value of a JSON file; `twice` allows duplicate keys, `nan` allows NaN and infinities.
+
+    Raises SpecError, whose message begins with `what`.
+    """
     return parse_json(read_bytes(path, what, most), f"{what}: {path}", twice=twice, nan=nan)
 
 
 def parse_json(data: bytes | str, where: str, *, twice: bool = False, nan: bool = False) -> Any:
-    """The value of a JSON text; SpecError, which begins with `where`."""
+    """The value of a JSON text; `twice` allows duplicate keys, `nan` allows NaN and infinities.
+
+    Raises SpecError, whose message begins with `where`.
+    """
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not a number")
@@ -84,7 +93,7 @@ def parse_json(data: bytes | str, where: str, *, twice: bool = False, nan: bool 
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """The table of a TOML file."""
+    """The table of a TOML file; raises SpecError, whose message begins with `what`."""
     data = read_bytes(path, what, LARGEST_TOML_BYTES)
     if max(line.count(b".") for line in data.split(b"\n")) > MOST_DOTS:
         raise SpecError(f"{what}: {path} has a line of more than {MOST_DOTS:,} dots; shorten it")
@@ -113,10 +122,10 @@ def _containers(values: Iterable[Any]) -> list[Any]:
 
 
 def reason_of(error: Exception) -> str:
-    """Why a text is not valid, in a line and without advice for programmers."""
+    """Why a text could not be parsed, in one line for users."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if "set_int_max_str_digits" in str(error):
         return "it holds a number of thousands of digits"
-    # Its first line: a message may quote the text.
+    # Only the first line, since a message may quote the text.
     return str(error).partition("\n")[0][:160]

@@ -1,4 +1,4 @@
-"""Base class of the specs: frozen, no unknown keys, and errors that say what to change."""
+"""Base class of the specs: frozen, without unknown keys, with errors that say what to change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SpecError(ValueError):
 
 
 class SpecWarning(UserWarning):
-    """Part of an input that is not used, although it is valid."""
+    """A warning about a valid part of an input that is ignored."""
 
 
 class Record(BaseModel):
@@ -39,7 +39,7 @@ class Record(BaseModel):
     )
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        """Only fields that differ from their default: a repr that a person can read."""
+        """Only fields that differ from their default, for a short repr."""
         for name, value in super().__repr_args__():
             field = type(self).model_fields.get(name or "")
             if field is None or value != field.get_default(call_default_factory=True):
@@ -67,11 +67,13 @@ class Problems:
 
     @contextmanager
     def collect(self) -> Iterator[None]:
+        """Context in which a SpecError is collected instead of raised."""
         try:
             yield
         except SpecError as error:
             self.found.extend(error.problems)
 
     def raise_if_any(self) -> None:
+        """Raise one SpecError with all collected problems, if there are any."""
         if self.found:
             raise SpecError(self.found)

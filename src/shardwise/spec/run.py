@@ -39,23 +39,26 @@ _STARTS = ("preset", "config", "pretrained", "factory")
 
 
 class RunSpec(NamedTuple):
-    """What to train, on what, how. Its parts validate themselves."""
+    """A run: model, cluster, job, strategy and training settings. Parts validate themselves."""
 
     model: Model
     cluster: ClusterSpec
     job: Job
     strategy: Strategy
-    # Absent until asked for: planning needs neither.
+    # None unless the file has these sections: planning needs neither.
     train: TrainSettings | None = None
     data: DataSettings | None = None
 
     @property
     def adapter(self) -> Adapter | None:
-        """What of the model is trained, if that is not all of it."""
+        """The model's adapter; None if all parameters are trained."""
         return self.model.adapter
 
     def from_weights(self) -> RunSpec:
-        """The same run; with adapters it starts from the weights beside its config, if any."""
+        """The run, set to start from the model's weights if there is an adapter and weights.
+
+        Weights are safetensors files in the folder of the model's config.
+        """
         config = getattr(self.model, "config", None)
         if self.adapter is None or config is None:
             return self
@@ -64,9 +67,10 @@ class RunSpec(NamedTuple):
         return self._replace(model=self.model.but(pretrained=True))
 
     def resolved(self, *, planned: bool = False) -> RunSpec:
-        """The same run with every default of the strategy decided for the cluster.
+        """The run with every unset field of the strategy decided for the cluster.
 
-        With `planned` the strategy is only what a plan starts from: it need not make the batch.
+        With `planned`, the strategy is only the starting point of a plan, so it may not fit the
+        global batch.
         """
         strategy = self.strategy.resolve(self.cluster.devices, self.cluster.devices_per_node)
         blocks = getattr(self.model, "layers", None)
@@ -99,7 +103,10 @@ def read_run(path: str | Path, given: Mapping[str, str] | None = None) -> RunSpe
 
 
 def run_from_dict(data: dict[str, Any], base: Path | None = None) -> RunSpec:
-    """A RunSpec from sections, each a table or, where one exists, a shorthand text."""
+    """A RunSpec from sections, each a table or a shorthand text, if the section has one.
+
+    Paths are relative to `base`. Raises one SpecError that lists every problem.
+    """
     problems = Problems()
     data, loss = _without_loss(data)
     for key in data:
@@ -134,7 +141,7 @@ def run_from_dict(data: dict[str, Any], base: Path | None = None) -> RunSpec:
 
 
 def _without_loss(data: dict[str, Any]) -> tuple[dict[str, Any], object]:
-    """`job.loss` is accepted for `strategy.loss`: the sections without it, and its value."""
+    """The sections without `job.loss`, which is accepted for `strategy.loss`; and its value."""
     job = data.get("job")
     if not isinstance(job, dict) or "loss" not in job:
         return data, None
@@ -144,7 +151,7 @@ def _without_loss(data: dict[str, Any]) -> tuple[dict[str, Any], object]:
 
 
 def check_loss(run: RunSpec) -> None:
-    """Raise SpecError for a chunked loss of a model that the run's file does not describe."""
+    """Raise SpecError for a chunked loss with a user's own module, which cannot be chunked."""
     if run.strategy.loss == "chunked" and isinstance(run.model, ModuleRef):
         raise SpecError(
             "strategy.loss: chunked needs a model that transformers builds from its configuration; "
@@ -153,17 +160,18 @@ def check_loss(run: RunSpec) -> None:
 
 
 def default_seq_len(model: Model) -> int:
-    """What is assumed where no sequence length is given."""
+    """The default sequence length: 4,096 tokens, or the model's positions if fewer."""
     return min(DEFAULT_SEQ_LEN, getattr(model, "max_positions", DEFAULT_SEQ_LEN))
 
 
 def default_strategy(cluster: ClusterSpec | None) -> Strategy:
-    """What is assumed where no strategy is given."""
+    """The default strategy: single on a cluster of one device, else zero3."""
     alone = cluster is not None and cluster.devices == 1
     return Strategy(kind="single" if alone else "zero3")
 
 
 def _table(section: object, name: str) -> dict[str, Any]:
+    """The section if it is a table; SpecError otherwise."""
     if not isinstance(section, dict):
         raise SpecError(f"{name}: must be a table, not {section!r}")
     return section
@@ -173,7 +181,7 @@ def _model(section: object, base: Path | None) -> Model:
     if isinstance(section, str):
         return find_model(section, base)
     table = dict(_table(section, "model"))
-    # `pretrained` is a flag in a file that this wrote, else a place to start from.
+    # `pretrained` is a flag in files written by `write_run`, else a folder to start from.
     flag = isinstance(table.get("pretrained"), bool)
     if flag and "config" in table and "family" not in table:
         found = find_config(str(table["config"]), base)
@@ -195,7 +203,7 @@ def _model(section: object, base: Path | None) -> Model:
 
 
 def _changed(found: ModelSpec | ConfigRef, table: dict[str, Any], pretrained: bool) -> Model:
-    """A model that was named, with the fields given beside its name."""
+    """A named model with the other fields of its table applied."""
     if pretrained:
         return found.but(pretrained=True)
     if not table:
@@ -235,12 +243,12 @@ def _data(section: object, base: Path | None) -> DataSettings:
 
 
 def write_run(run: RunSpec, comments: Iterable[str] = ()) -> str:
-    """The text of a run.toml under comment lines; `read_run` reads it back to an equal RunSpec."""
+    """The text of a run.toml, after comment lines; `read_run` reads it back to an equal RunSpec."""
     return toml_text(run_table(run), comments)
 
 
 def replace_run(path: Path, run: RunSpec) -> None:
-    """Write a run.toml; the line that names its schema to editors stays if there is one."""
+    """Overwrite a run.toml; a first line that names its schema to editors is kept."""
     old = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     first = old.partition("\n")[0].rstrip()
     line = f"{first}\n" if first.startswith("#:schema ") else ""
@@ -248,7 +256,7 @@ def replace_run(path: Path, run: RunSpec) -> None:
 
 
 def run_table(run: RunSpec) -> dict[str, Any]:
-    """Its sections, as plain values."""
+    """The sections of a run.toml as plain values."""
     parts = {name: getattr(run, name) for name in SECTIONS}
     data = {
         name: part.model_dump(mode="json", exclude_none=True)

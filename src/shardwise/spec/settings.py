@@ -1,7 +1,7 @@
-"""Keyword arguments of the Python functions, typed: the fields of Job and Strategy.
+"""Typed keyword arguments of the Python functions: the fields of Job and Strategy.
 
-A `TypedDict` behind `Unpack` lists them once for several functions. Type checkers and editors read
-it there; `keywords` shows the same list to `help()` and to notebooks.
+A `TypedDict` with `Unpack` lists them once for several functions, for type checkers and editors.
+`keywords` shows the same list to `help()` and to notebooks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class JobSettings(TypedDict, total=False):
 
 
 class FixedSettings(TypedDict, total=False):
-    """Fields of Strategy that a plan takes as given: dtypes, compilation and loss."""
+    """Fields of Strategy that a plan does not search: dtypes, compilation and loss."""
 
     param_dtype: DType | None
     reduce_dtype: DType | None
@@ -44,7 +44,7 @@ class FixedSettings(TypedDict, total=False):
 
 
 class StrategySettings(FixedSettings, total=False):
-    """The fields of Strategy, but for `kind`, which the argument `strategy` names."""
+    """The fields of Strategy except `kind`, which the argument `strategy` gives."""
 
     shard: int | None
     replicate: int | None
@@ -73,7 +73,7 @@ class PlanSettings(JobSettings, FixedSettings, total=False):
     """Keywords of `plan`: the job and the dtypes. Everything else is searched."""
 
     precision: Precision | None
-    # Whose kernels are called: a name of `shardwise catalog software`.
+    # The software of the run: a name of `shardwise catalog software`.
     software: str | None
     # Such as "lora:16".
     adapter: str | Adapter | None
@@ -95,7 +95,10 @@ class _Annotation(str):
 
 
 def keywords(settings: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Expand `**settings: Unpack[settings]` in the signature, and refuse other names."""
+    """A decorator that expands `**settings: Unpack[settings]` in the signature.
+
+    The decorated function raises TypeError for unknown keyword arguments.
+    """
     known = settings.__annotations__
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -127,4 +130,5 @@ def keywords(settings: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def _text(annotation: Any) -> _Annotation:
+    """An annotation as text for a signature."""
     return _Annotation(getattr(annotation, "__forward_arg__", annotation))

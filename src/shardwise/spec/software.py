@@ -1,6 +1,6 @@
-"""The software of a run: which kernels it calls, how it computes the head, what its host costs.
+"""The software of a run: its kernels, and how it computes head and loss.
 
-`catalogue/software.toml` holds what is known. A cluster may name one; without a name it is the
+`catalogue/software.toml` holds the known ones. A cluster may name one; without a name it is the
 software that `shardwise run` trains with.
 """
 
@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from shardwise.spec import catalogue
-from shardwise.spec.cluster import DeviceSpec
 from shardwise.spec.record import Record, SpecError, did_you_mean
+from shardwise.spec.tables import entry, sections
+
+if TYPE_CHECKING:
+    from shardwise.spec.cluster import DeviceSpec
 
 # Generations of devices that run the same kernels.
 Architecture = Literal["volta", "ampere", "ada", "hopper", "blackwell", "blackwell-pcie", "cdna"]
-# Of the head and its loss: logits cast to fp32 in the kernels of PyTorch, the loss of 16-bit
-# logits as they are, or fp32 over parts of the vocabulary.
+# How head and loss are computed: with logits cast to fp32 by PyTorch's kernels, with 16-bit logits,
+# or in fp32 over chunks of the vocabulary.
 Head = Literal["plain", "16-bit loss", "vocabulary chunks"]
 
 DEFAULT = "torch-2.13"
@@ -31,36 +33,35 @@ _ARCHITECTURES: Mapping[str, Architecture] = {
     **dict.fromkeys(("5090", "PRO"), "blackwell-pcie"),
     **dict.fromkeys(("MI250X", "MI300X", "MI325X", "MI355X"), "cdna"),
 }
-# Others are taken for relatives of the one or the other, by their dense half-precision peak.
+# Unknown devices are treated as hopper above this dense half-precision peak, else as ampere.
 _NEWER_PEAK = 500e12
 
 
-# Stacks of `--for` with kernels or steps of their own.
+# Stacks of `--for` with their own kernels or step times, and their software.
 _STACKS = {"torchtitan": "torchtitan", "megatron-bridge": "megatron"}
 
 
 class Software(Record):
-    """What a stack runs; kernels by the names of `shardwise catalog kernels`."""
+    """The software of a stack; kernels have the names of `shardwise catalog kernels`."""
 
     name: str
     title: str
-    # When it was so: a year and a month.
+    # Year and month of the state described.
     date: str
     attention: Mapping[Architecture, str]
     head: Head = "plain"
-    # Bytes its allocator reserves per byte that its streams' pools need, from and to, where runs of
-    # it show another share than other stacks.
+    # Bytes the allocator reserves per byte in its pools (from, to); None for the common interval.
     reserved_over_pools: tuple[float, float] | None = None
-    # The stack whose runs say how its steps differ from what kernels give; empty where none do.
+    # The stack whose fitted coefficients apply; empty if there are none.
     stack: str = ""
 
     def attention_on(self, device: DeviceSpec) -> str:
-        """The name of its attention kernel on a device."""
+        """The name of the attention kernel that this software uses on a device."""
         return self.attention[architecture(device)]
 
 
 def architecture(device: DeviceSpec) -> Architecture:
-    """Its generation; that of the nearest peak where it is not known."""
+    """The generation of a device, by its name; for an unknown name, by its peak."""
     parts = device.name.upper().split("-")
     known = next((_ARCHITECTURES[part] for part in parts if part in _ARCHITECTURES), None)
     if known is not None:
@@ -70,24 +71,30 @@ def architecture(device: DeviceSpec) -> Architecture:
 
 
 def is_known(device: DeviceSpec) -> bool:
-    """Whether its generation is known by its name."""
+    """Whether the generation of a device is known by its name."""
     return any(part in _ARCHITECTURES for part in device.name.upper().split("-"))
 
 
 def software_of_stack(stack: str) -> str | None:
-    """The software that a stack of `--for` runs, where that is not PyTorch's own kernels."""
+    """The name of the software of a stack of `--for`; None if it is the default."""
     return _STACKS.get(stack)
+
+
+def software_names() -> list[str]:
+    """The names of `shardwise catalog software`."""
+    return list(sections("software.toml"))
 
 
 @cache
 def find_software(name: str | None = None) -> Software:
-    """The software called `name` (case does not matter); without one, the default."""
-    folded = {known.lower(): known for known in catalogue.software_names()}
+    """The software called `name` (case does not matter), by default that of the trainer.
+
+    Raises SpecError if there is none.
+    """
+    folded = {known.lower(): known for known in software_names()}
     known = folded.get((name or DEFAULT).lower())
     if known is None:
-        hint = did_you_mean(name or "", catalogue.software_names()) or (
-            "; see 'shardwise catalog software'"
-        )
+        hint = did_you_mean(name or "", software_names()) or "; see 'shardwise catalog software'"
         raise SpecError(f"software: unknown software {(name or '')[:60]!r}{hint}")
-    entry = catalogue.software_entry(known)
-    return Software.read({"name": known, **entry}, where=f"software.toml: {known}")
+    fields = entry("software.toml", known)
+    return Software.read({"name": known, **fields}, where=f"software.toml: {known}")

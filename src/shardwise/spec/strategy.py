@@ -17,7 +17,7 @@ Kind = Literal["single", "ddp", "zero1", "zero2", "zero3"]
 GradSync = Literal["every", "local", "last"]
 Loss = Literal["plain", "chunked"]
 ContextMethod = Literal["ulysses", "ring"]
-# Far beyond any run, and small enough that bytes stay within 64 bits.
+# The upper bound is far beyond any run, and small enough that bytes stay within 64 bits.
 PositiveInt = Annotated[int, Field(ge=1, le=2**20)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -25,12 +25,12 @@ SHORTHANDS = ("single", "ddp", "zero1", "zero2", "zero3", "hsdp")
 # Synonyms.
 _ALIASES = {"fsdp": "zero3", "fsdp2": "zero3", "none": "single"}
 _SHORTHAND = re.compile(r"(zero[123]):([0-9]{1,7})")
-# Degrees behind the kind, such as `zero3:8 tp4 cp2`.
+# Degrees after the kind, such as `zero3:8 tp4 cp2`.
 _DEGREE = re.compile(r"(tp|cp)([0-9]{1,7})")
 _DEGREES = {"tp": "tensor", "cp": "context"}
 
 
-# Fields that a kind sets.
+# Fields that a shorthand sets.
 PLACEMENT = ("kind", "shard", "replicate", "context", "tensor", "within_node",
              "reshard_after_forward", "reshard_after_backward", "grad_sync")  # fmt: skip
 
@@ -58,15 +58,15 @@ class Strategy(Record):
     kind: Kind
     shard: PositiveInt | None = None
     replicate: PositiveInt | None = None
-    # Sharding inside a node and replicating across nodes needs the cluster to become numbers.
+    # Shard inside a node and replicate across nodes; `resolve` turns this into degrees.
     within_node: StrictBool = False
-    # Devices that divide sequences among them, and how attention sees the whole of one.
+    # Degree of context parallelism, and how attention sees full sequences.
     context: PositiveInt = 1
     context_method: ContextMethod = "ulysses"
-    # Devices that divide matrices among them, and whether they divide what lies between them too.
+    # Degree of tensor parallelism, and whether activations between matrices are divided too.
     tensor: PositiveInt = 1
     sequence_parallel: StrictBool = True
-    # The devices of a tensor group lie as far apart as they can, instead of side by side.
+    # Put the devices of a tensor group as far apart as possible, instead of next to each other.
     tensor_across_nodes: StrictBool = False
     micro_batch: PositiveInt = 1
     accumulate: PositiveInt = 1
@@ -74,26 +74,26 @@ class Strategy(Record):
     param_dtype: DType = "bf16"
     reduce_dtype: DType = "fp32"
     master_dtype: DType = "fp32"
-    # The linear layers of blocks, where their products run in fewer bits than `param_dtype`; and
-    # whether their weights are gathered as they are then needed, which only fp8 allows.
+    # The dtype of matrix products in the linear layers of blocks, if fewer bits than `param_dtype`.
+    # With `low_bit_gather`, which needs fp8, their weights are also all-gathered in it.
     linear_dtype: LinearDType | None = None
     low_bit_gather: StrictBool = False
     reshard_after_forward: StrictBool | PositiveInt | None = None
     reshard_after_backward: StrictBool | None = None
     grad_sync: GradSync | None = None
-    # Units gathered ahead of the one at work: in the backward, and by request in the forward, where
-    # the engine's own order already overlaps one.
+    # Units gathered ahead of the current one in the backward; `forward_prefetch` is the same in the
+    # forward, beyond the one that the engine's own order already overlaps.
     prefetch: Annotated[int, Field(ge=0, le=8)] = 1
     forward_prefetch: Annotated[int, Field(ge=0, le=8)] = 0
     blocks_per_unit: PositiveInt = 1
-    # Embedding and head in units of their own, instead of the root's, which is gathered all step.
+    # Embedding and head are separate units, instead of staying gathered with the root all step.
     split_root: StrictBool = False
     offload: StrictBool = False
     compile: StrictBool = False
-    # The head and the loss over all tokens at once, or over one chunk of them after the other.
+    # Compute head and loss on all tokens at once, or on one chunk of tokens at a time.
     loss: Loss = "plain"
     loss_chunks: Annotated[int, Field(ge=2, le=2**20)] = 8
-    # Unset is torch's own choice: 25 MiB after a small first bucket.
+    # Size of DDP's buckets. Unset, torch's default: 25 MiB after a small first bucket.
     ddp_bucket_mib: Annotated[float, Field(gt=0)] | None = None
 
     @field_validator("recompute", mode="before")
@@ -110,7 +110,7 @@ class Strategy(Record):
     @field_validator("reshard_after_forward", mode="before")
     @classmethod
     def _keep_integers(cls, value: object) -> object:
-        # 1 and 0 would read as booleans; as group sizes they mean False and nothing.
+        # 1 and 0 would be read as booleans; as group sizes they are not useful.
         if isinstance(value, int) and not isinstance(value, bool) and value < 2:
             raise ValueError("as a group size must be at least 2; use true or false")
         return value
@@ -153,6 +153,7 @@ class Strategy(Record):
         return self
 
     def _problems_of_low_bits(self) -> list[str]:
+        """Inconsistent settings of low-bit matrix products, one text each."""
         problems = []
         if self.linear_dtype is not None and self.param_dtype != "bf16":
             problems.append(f"linear_dtype '{self.linear_dtype}' needs param_dtype 'bf16'")
@@ -161,6 +162,7 @@ class Strategy(Record):
         return problems
 
     def _problems_of_inner_axes(self) -> list[str]:
+        """Inconsistent settings of tensor and context parallelism, one text each."""
         problems = []
         if self.tensor > 1 and self.kind == "single":
             problems.append("kind 'single' uses one device; for tensor parallelism choose zero3")
@@ -176,7 +178,7 @@ class Strategy(Record):
 
     @property
     def full_recompute_share(self) -> float:
-        """The share of the blocks, from the first on, that recompute everything."""
+        """The share of blocks, counted from the first, that recompute everything: 0 to 1."""
         if isinstance(self.recompute, float):
             return self.recompute
         return 1.0 if self.recompute == "full" else 0.0
@@ -188,20 +190,21 @@ class Strategy(Record):
 
     @property
     def autocast(self) -> bool:
-        """Whether low precision comes from autocast: nothing is gathered that could be cast."""
+        """Whether low precision comes from autocast: without sharding, no all-gather can cast."""
         return not self.sharded and self.param_dtype != self.master_dtype
 
     @property
     def hybrid(self) -> bool:
+        """Whether states are sharded in groups that are replicated (HSDP); needs set degrees."""
         return self.sharded and self.mesh.states > 1 and self.mesh.replicate > 1
 
     @property
     def mesh(self) -> Mesh:
-        """The degree along each axis; 1 where it is not decided."""
+        """The degree along each axis; 1 for a degree that is not set."""
         return Mesh(self.replicate or 1, self.shard or 1, self.context, self.tensor)
 
     def stride(self, axis: Axis) -> int:
-        """How many devices lie between neighbours along an axis."""
+        """Distance in ranks between neighbours along an axis."""
         order = ("tensor", *AXES[:-1]) if self.tensor_across_nodes else AXES
         inside = order[order.index(axis) + 1 :]
         return math.prod(getattr(self.mesh, name) for name in inside)
@@ -215,20 +218,26 @@ class Strategy(Record):
         return self.mesh.data_parallel
 
     def unplaced(self) -> Strategy:
-        """The same strategy for any number of devices: groups keep their size, the rest follows."""
-        # A degree without the other was written as the size of a group, such as zero3:8.
+        """The strategy for any number of devices: sharding groups keep their size, replicas open.
+
+        Without groups, the shard degree is open too.
+        """
+        # A shard degree without a replicate degree is the size of a group, such as zero3:8.
         groups = self.hybrid or self.replicate is None
         return self.but(shard=self.shard if groups else None, replicate=None)
 
     def as_kind(self, text: str) -> Strategy:
-        """Another kind by its shorthand: degrees and what depends on them anew, the rest kept."""
+        """The strategy with the placement of a shorthand; all other settings are kept."""
         kept = {name: getattr(self, name) for name in type(self).model_fields}
         for name in PLACEMENT:
             kept.pop(name)
         return Strategy.read({**kept, **parse_strategy(text)}, where="strategy")
 
     def resolve(self, devices: int, node_size: int) -> Strategy:
-        """The same strategy with every unset field decided for a cluster of `devices`."""
+        """The strategy with every unset field decided for a cluster of `devices`.
+
+        `node_size` is devices per node. Raises SpecError if degrees do not fit the cluster.
+        """
         shard, replicate = self._degrees(devices, node_size)
         reshard_forward = self.reshard_after_forward
         if reshard_forward is None:
@@ -245,7 +254,8 @@ class Strategy(Record):
             )
         reshard_backward = self.reshard_after_backward
         if reshard_backward is None:
-            # Keeping what is gathered anyway between micro-batches costs no peak memory.
+            # Parameters that stay gathered in the forward may stay so between micro-batches: this
+            # does not raise the peak.
             reshard_backward = reshard_forward is not False
         grad_sync = self.grad_sync
         if grad_sync is None:
@@ -262,6 +272,7 @@ class Strategy(Record):
         )
 
     def _degrees(self, devices: int, node_size: int) -> tuple[int, int]:
+        """The shard and replicate degrees on a cluster; SpecError if degrees do not fit it."""
         whole, inner = devices, self.mesh.inner
         if devices % inner:
             raise SpecError(
@@ -313,13 +324,12 @@ class Strategy(Record):
 
 
 def _product(mesh: Mesh) -> str:
+    """Context and tensor degrees as a product in words: "context 2 x tensor 8"."""
     return " x ".join(mesh.inner_degrees)
 
 
 def show_recompute(recompute: str | float, blocks: int | None = None) -> str:
-    """A policy as people read it: "full", "28 of 32 blocks", or "7/8 of blocks" of an unknown
-    number of `blocks`.
-    """
+    """A recompute policy as text: "full", "28 of 32 blocks"; without `blocks` "7/8 of blocks"."""
     if isinstance(recompute, str):
         return recompute
     share = show_recomputed_share(recompute, blocks)
@@ -327,18 +337,18 @@ def show_recompute(recompute: str | float, blocks: int | None = None) -> str:
 
 
 def show_recomputed_share(share: float, blocks: int | None) -> str:
-    """How many of the blocks a share of them is: "28 of 32", or "7/8" of an unknown number."""
+    """A share of recomputed blocks as text: "28 of 32", or "7/8" if `blocks` is None."""
     if blocks is None:
         return str(fractions.Fraction(share).limit_denominator(1000))
     return f"{int(blocks_of_share(share, blocks))} of {blocks}"
 
 
 def blocks_of_share(share: Any, count: int) -> Any:
-    """How many of `count` blocks a share of them is, for a number or an array of shares.
+    """The number of blocks in a share of `count` blocks, rounded up; also for an array of shares.
 
-    Rounded up; the small addend undoes the rounding of shares such as 0.1 * 30. The first blocks
-    are meant: when their turn comes in the backward, the activations that the later ones kept are
-    gone, and the working set of recomputation takes their place.
+    The small addend corrects the rounding of shares such as 0.1 * 30. The first blocks recompute:
+    when the backward reaches them, activations saved by later blocks have been freed, and the
+    working set of recomputation takes their place.
     """
     return -((1e-9 - share * count) // 1)
 
@@ -353,8 +363,10 @@ _DEFAULT_SYNC: dict[Kind, GradSync] = {
 
 
 def parse_strategy(text: str) -> dict[str, object]:
-    """The fields behind a shorthand: `ddp`, `zero3`, `hsdp`, `zero3:8` (shard degree 8), and
-    behind it degrees such as `tp4` and `cp2`.
+    """Strategy fields from a shorthand; raises SpecError if it cannot be read.
+
+    `ddp`, `zero3`, `hsdp` or `zero3:8` (shard degree 8), followed by degrees such as `tp4` and
+    `cp2`.
     """
     name, *degrees = text.strip().lower().split() or [""]
     name = _ALIASES.get(name, name)
@@ -392,9 +404,9 @@ PRECISIONS: dict[str, dict[str, object]] = {
 
 
 def parse_precision(text: str) -> dict[str, object]:
-    """The dtypes behind `--precision`: it computes and gathers, fp32 reduces and is kept.
+    """Strategy fields from `--precision`: the compute and gather dtype; reduction is in fp32.
 
-    One of fewer than 16 bits is that of products of linear layers; the rest is bf16.
+    A precision of fewer than 16 bits applies to products of linear layers; the rest is bf16.
     """
     if text not in PRECISIONS:
         raise SpecError(

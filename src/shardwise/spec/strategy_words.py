@@ -1,4 +1,4 @@
-"""The words for a strategy: its layout, a whole configuration, a run, and cells of tables.
+"""Text for a strategy: its layout, a full configuration, a run, and table cells.
 
 Sentences name a layout ("ZeRO-3 in groups of 8"); tables show the shorthand that `--strategy` reads
 ("zero3:8").
@@ -42,28 +42,28 @@ class HasLayout(Protocol):
 
 
 def layout_words(layout: HasLayout) -> str:
-    """The layout in a sentence: "DDP", "ZeRO-3", "ZeRO-3 in groups of 8"."""
+    """The layout as words for a sentence: "DDP", "ZeRO-3", "ZeRO-3 in groups of 8"."""
     return KIND_NAMES[layout.kind] + mesh_words(layout.mesh)
 
 
 def mesh_words(mesh: Mesh) -> str:
-    """How devices share states and sequences: " in groups of 8 × tensor 2"; empty for all alike."""
+    """Groups and inner degrees as words: " in groups of 8 × tensor 2"; empty without any."""
     groups = ""
     if mesh.states > 1 and mesh.replicate > 1:
-        # Where only a context group shares a copy, its size is that degree.
+        # If only context groups share a copy, their size is the context degree, named later.
         groups = f" in groups of {mesh.shard}" if mesh.shard > 1 else " within context groups"
     return groups + mesh.in_words
 
 
 def shorthand(strategy: Strategy) -> str:
-    """The layout as `--strategy` reads it, and as tables show it: "ddp", "zero3", "zero3:8"."""
+    """The layout as `--strategy` reads it and tables show it: "ddp", "zero3", "zero3:8"."""
     return strategy.shorthand
 
 
 def configuration_words(
     strategy: Strategy, *, seq_len: int | None = None, blocks: int | None = None
 ) -> str:
-    """The settings of a plan in one line, defaults left out.
+    """The settings of a configuration in one line, without defaults.
 
     `seq_len` adds the tokens of a micro-batch. `blocks` is the model's number of blocks; with it,
     partial recomputation is a count of blocks.
@@ -93,7 +93,7 @@ def _low_bits(strategy: Strategy) -> str:
 
 
 def unusual_settings(strategy: Strategy) -> list[str]:
-    """Settings other than batch and recomputation that are not the usual ones; may be empty."""
+    """Words for settings that are not usual, except batch and recomputation; may be empty."""
     settings = (
         _reshard(strategy),
         *_prefetch(strategy),
@@ -105,7 +105,7 @@ def unusual_settings(strategy: Strategy) -> list[str]:
 
 
 def run_words(run: RunSpec) -> str:
-    """Everything about a run that is not its model or its cluster, in one line."""
+    """The strategy and job of a run in one line, without model and cluster."""
     strategy, job = run.strategy, run.job
     own, master = strategy.param_dtype, strategy.master_dtype
     return _joined(
@@ -129,7 +129,7 @@ def run_words(run: RunSpec) -> str:
 
 
 def compile_words(strategy: Strategy, model: object, cluster: ClusterSpec) -> str:
-    """What a prediction of compiled blocks rests on; empty where nothing is compiled."""
+    """A sentence on the evidence for predictions with torch.compile; empty without it."""
     if not strategy.compile:
         return ""
     if not isinstance(model, ModelSpec):
@@ -141,7 +141,7 @@ def compile_words(strategy: Strategy, model: object, cluster: ClusterSpec) -> st
 
 
 def arithmetic_words(strategy: Strategy, optimizer: Optimizer) -> Iterator[str]:
-    """What changes the arithmetic of updates, compared with fp32 parameters and states."""
+    """Sentences on settings that change the arithmetic compared with fp32 parameters and states."""
     master = strategy.master_dtype
     if DTYPE_BYTES[master] < 4:
         yield (
@@ -162,18 +162,18 @@ def arithmetic_words(strategy: Strategy, optimizer: Optimizer) -> Iterator[str]:
 
 
 def blocks_of(model: object) -> int | None:
-    """A model's number of blocks; None where only its code knows it."""
+    """A model's number of blocks; None for a traced model."""
     return model.layers if isinstance(model, ModelSpec) else None
 
 
 def batch_words(strategy: Strategy) -> str:
-    """Micro-batch and accumulation steps for a cell of a table: "2 × 16", or "2" without."""
+    """Micro-batch and accumulation steps for a table cell: "2 × 16", or "2" for one step."""
     steps = f" × {strategy.accumulate}" if strategy.accumulate > 1 else ""
     return f"{strategy.micro_batch}{steps}"
 
 
 def recompute_cell(strategy: Strategy, blocks: int | None = None) -> str:
-    """Recomputation for a cell of a table: "none", "full", "28 of 32"."""
+    """The recompute policy for a table cell: "none", "full", "28 of 32"."""
     recompute = strategy.recompute
     return recompute if isinstance(recompute, str) else show_recomputed_share(recompute, blocks)
 
@@ -204,7 +204,7 @@ def _loss(strategy: Strategy) -> str:
 
 
 def _inside(strategy: Strategy) -> str:
-    """How tensor and context parallelism are done, where it is not the usual way."""
+    """Words for unusual forms of tensor and context parallelism; empty if usual."""
     return _joined(
         "no sequence parallelism" if strategy.tensor > 1 and not strategy.sequence_parallel else "",
         "tensor groups across nodes" if strategy.tensor_across_nodes else "",
@@ -217,7 +217,7 @@ def _blocks_per_unit(strategy: Strategy) -> str:
 
 
 def _prefetch(strategy: Strategy) -> Iterator[str]:
-    """Prefetch in the backward and in the forward, where it is not the usual one."""
+    """Words for prefetch in the backward and in the forward, if not usual."""
     if strategy.sharded and strategy.prefetch != 1:
         yield f"prefetch {strategy.prefetch}"
     if strategy.sharded and strategy.forward_prefetch:
@@ -230,7 +230,7 @@ def _reshard(strategy: Strategy) -> str:
 
 
 def _gradient_sync(strategy: Strategy) -> str:
-    """When gradients are reduced, where that is not the kind's own way."""
+    """Words for when gradients are reduced; empty if usual for the kind."""
     usual = "last" if strategy.kind == "zero1" else "local" if strategy.hybrid else "every"
     told = strategy.sharded and strategy.accumulate > 1 and strategy.grad_sync not in (None, usual)
     return _GRADIENT_SYNC[strategy.grad_sync or "every"] if told else ""

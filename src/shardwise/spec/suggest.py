@@ -5,23 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-# More would be a list, not a suggestion.
+# Most suggestions for a word.
 MOST_SUGGESTIONS = 4
 # Similarity (difflib's ratio) from which a spelling is a typing error of one name.
 TYPO = 0.88
-# From this similarity on, first tokens differ by a character too many or too few. A digit that is
-# another one names another product: T4 is no L4.
+# From this similarity on, first tokens differ by one missing or extra character. A different digit
+# means another product: T4 is not L4.
 TYPO_OF_TOKEN = 0.85
-# Below it two names have nothing to do with each other.
+# Names below this similarity are unrelated.
 LEAST_SIMILARITY = 0.7
-# Longer words are no names; comparing them takes time that grows with their square.
+# Longer words are not names; comparing them takes time that grows with their square.
 LONGEST_WORD = 100
-# Shorter tokens, such as the 8 of "8x7b", say nothing.
+# Shorter tokens, such as the 8 of "8x7b", are ignored.
 LEAST_TOKEN = 3
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x' or 'y'?` or nothing, to be appended to a sentence about `word`."""
+    """`; did you mean 'x' or 'y'?` to append to a sentence about `word`; empty if none is near."""
     found = [f"'{name}'" for name in suggestions(word, known)]
     if not found:
         return ""
@@ -30,14 +30,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def suggestions(word: str, known: Iterable[str]) -> list[str]:
-    """The known names that `word` most likely stands for, the likeliest first.
+    """The known names that `word` most likely means, the likeliest first; may be empty.
 
     In this order: the same letters and digits with other separators; one clear typing error; names
     that begin with the word; the longest name that the word begins with; names that share its
     first token; names that share another token; names whose first token is nearly that of the word;
     the nearest by edit distance.
     """
-    # On a hub, the owner's name comes first.
+    # Names on a hub begin with the owner: only the last part counts.
     word = word[-LONGEST_WORD:].rpartition("/")[2]
     listed = [name for name in dict.fromkeys(known) if name]
     names = [name for name in listed if not _of_other_line(word, name)]
@@ -73,7 +73,7 @@ def _sharing_tokens(
     """Names with the same first token, then names with another token in common."""
     given = _tokens(word)
     count = {name: len(_telling(given) & _telling(_tokens(name))) for name in names}
-    # The plainest name of a product line first.
+    # The shortest name of a product line first.
     ranked = sorted(names, key=lambda name: (-count[name], len(name), -ratio[name]))
     first = [
         name for name in ranked if given[:1] == _tokens(name)[:1] and len(given[0]) >= LEAST_TOKEN
@@ -99,7 +99,7 @@ def _of_family(word: str, names: list[str], ratio: dict[str, float]) -> list[str
 
 
 def _of_other_line(word: str, name: str) -> bool:
-    """Whether two products of one family are different lines: gpt-oss-20b is no gpt-neox-20b."""
+    """Whether two names of one family are different lines: gpt-oss-20b is not gpt-neox-20b."""
     given, other = _tokens(word), _tokens(name)
     if given[:1] != other[:1] or not given[:1] or not given[0].isalpha():
         return False
@@ -112,12 +112,13 @@ def _of_other_line(word: str, name: str) -> bool:
 
 
 def _begins(word: str, name: str) -> bool:
-    """Whether `word` begins with all tokens of `name`."""
+    """Whether the tokens of `word` begin with all tokens of `name`."""
     tokens = _tokens(name)
     return _tokens(word)[: len(tokens)] == tokens
 
 
 def _telling(tokens: list[str]) -> set[str]:
+    """The tokens that are long enough to identify a name."""
     return {token for token in tokens if len(token) >= LEAST_TOKEN}
 
 
@@ -126,6 +127,7 @@ def _tokens(text: str) -> list[str]:
 
 
 def _squeezed(text: str) -> str:
+    """The text's letters and digits in lower case, without separators."""
     return "".join(_tokens(text))
 
 

@@ -1,4 +1,4 @@
-"""Write TOML under comments; what was written reads back as what was meant."""
+"""Write TOML with comments, and check that the text reads back to the same values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardwise.spec.foreign_text import one_line
 
 
 def toml_text(table: Mapping[str, object], comments: Iterable[str] = ()) -> str:
-    """The table as TOML, with a comment line for each of `comments`, whatever they contain."""
+    """The table as TOML text, after one comment line for each of `comments`."""
     import tomli_w
 
     head = "".join(f"# {one_line(line)}\n" for line in comments)

@@ -40,6 +40,7 @@ class ProfileSettings(Record):
 
     @property
     def length(self) -> int:
+        """Steps per window, with the default filled in."""
         return self.steps or (3 if self.every is None else 1)
 
     @model_validator(mode="after")
@@ -102,11 +103,11 @@ class RestartSettings(Record):
     last_call_s: Annotated[float, Field(ge=0)] = 10.0
     # Address and port of the torchft lighthouse, such as 10.0.0.9:29510.
     lighthouse: Annotated[str, Field(pattern=r"^\[?[\w.:-]+\]?:\d{1,5}$")] | None = None
-    # Replica groups without which no step is made.
+    # Least number of replica groups with which steps continue.
     min_replicas: Annotated[Count, Field(ge=1, le=10**5)] = 1
     # A replica group that does not answer for so long is left out; more than the slowest step.
     replica_timeout_s: Annotated[float, Field(ge=1)] = 60.0
-    # What becomes of the batches of absent groups: skipped for good, or trained by the others.
+    # Batches of absent groups: "dropped" skips them, "given" lets the other groups train them.
     absent_batches: Literal["dropped", "given"] = "dropped"
 
     @model_validator(mode="after")
@@ -123,7 +124,7 @@ class RestartSettings(Record):
         return self
 
 
-# The variable with the secret by which the hosts of a run recognise each other.
+# The environment variable with the secret that hosts of a run authenticate with.
 SECRET_VARIABLE = "SHARDWISE_RDZV_SECRET"
 
 

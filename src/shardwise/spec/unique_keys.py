@@ -1,4 +1,4 @@
-"""Refuse JSON in which a key comes twice: readers keep one value, and never check the other."""
+"""Refuse JSON with duplicate keys: readers keep one value and do not check the other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class KeyTwiceError(ValueError):
-    """`key` comes twice in one object."""
+    """A JSON object has the same key twice."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"key {key[:40]!r} comes twice; keep one")
@@ -14,7 +14,7 @@ class KeyTwiceError(ValueError):
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of its pairs: the `object_pairs_hook` of `json.loads`."""
+    """A dict of a JSON object's pairs, for `object_pairs_hook`; KeyTwiceError for duplicates."""
     table: dict[str, Any] = {}
     for key, value in pairs:
         if key in table:

@@ -1,4 +1,4 @@
-"""Validation errors of pydantic as plain sentences: what a value must be, and what was given."""
+"""Turn pydantic's validation errors into sentences: what a value must be, and what was given."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from shardwise.spec.foreign_text import cut
 from shardwise.spec.suggest import did_you_mean
 
-# What a value must be, by the kind of error.
+# Words for the expected type, by the beginning of pydantic's error type.
 _TYPES = {
     "int": "a whole number",
     "float": "a number",
@@ -33,7 +33,7 @@ _LONGEST_VALUE = 60
 
 
 class KeyedProblem(str):
-    """What is wrong with a key, as `key: reason`; both parts stay known."""
+    """The text `key: reason` about an invalid key, with both parts as attributes."""
 
     key: str
     reason: str
@@ -44,19 +44,19 @@ class KeyedProblem(str):
         return problem
 
     def __reduce__(self) -> tuple[type[KeyedProblem], tuple[str, str]]:
-        """What a process that reads the error of another makes it from."""
+        """Pickle support: rebuild the problem from its key and reason."""
         return type(self), (self.key, self.reason)
 
 
 def without_key(problem: str, key: str) -> str:
-    """A problem without its key, where it is about `key`."""
+    """A problem without its leading key if it is about `key`; otherwise unchanged."""
     if isinstance(problem, KeyedProblem) and problem.key == key:
         return problem.reason
     return problem
 
 
 def sentences(cls: type[BaseModel], error: ValidationError, where: str) -> list[str]:
-    """One sentence for each key at fault, under `where`, in the order of the errors."""
+    """One sentence for each invalid key, in the order of the errors; keys begin with `where`."""
     by_key: dict[str, list[Mapping[str, Any]]] = {}
     for problem in error.errors(include_url=False):
         path = _path(problem)
@@ -69,25 +69,27 @@ def sentences(cls: type[BaseModel], error: ValidationError, where: str) -> list[
 
 
 def value_sentence(error: ValidationError) -> str:
-    """What one value must be, for an error of a single value."""
+    """The sentence for an error of a single value: what it must be, and what was given."""
     return _sentence(None, list(error.errors(include_url=False)))
 
 
 def _path(problem: Mapping[str, Any]) -> list[str]:
     """The keys that lead to the value, without the branches of unions that pydantic adds."""
     parts = list(problem["loc"])
-    # A key that is not known may be called anything.
+    # An unknown key may look like a branch of a union, so it is always kept.
     extra = parts[-1:] if problem["type"] == "extra_forbidden" else []
     kept = (part for part in parts if _is_key(part) or part in extra)
     return [cut(str(part), _LONGEST_VALUE) for part in kept]
 
 
 def _is_key(part: object) -> bool:
+    """Whether a part of pydantic's location is a key, not a branch of a union."""
     branches = ("bool", "int", "float", "str")
     return not (isinstance(part, str) and (part in branches or "[" in part or "-" in part))
 
 
 def _sentence(cls: type[BaseModel] | None, problems: list[Mapping[str, Any]]) -> str:
+    """The sentence for all problems of one key, without the key."""
     first = problems[0]
     if first["type"] == "extra_forbidden" and cls is not None:
         path = _path(first)
@@ -105,13 +107,14 @@ def _sentence(cls: type[BaseModel] | None, problems: list[Mapping[str, Any]]) ->
         message = str(own["msg"]).removeprefix("Value error, ").rstrip(".")
         given = _shown(own)
         return f"{message} (got {given})" if given and given not in message else message
-    # Of the branches of a union, any one would do.
+    # The value may match any branch of a union, so all are named.
     expected = " or ".join(dict.fromkeys(_expected(problem) for problem in problems))
     given = _shown(first)
     return f"must be {expected}, not {given}" if given else f"must be {expected}"
 
 
 def _expected(problem: Mapping[str, Any]) -> str:
+    """Words for the expected value, such as "at least 1" or "a whole number"."""
     kind = str(problem["type"])
     if kind in _BOUNDS:
         words, name = _BOUNDS[kind]
@@ -123,17 +126,18 @@ def _expected(problem: Mapping[str, Any]) -> str:
 
 
 def _choices(problem: Mapping[str, Any]) -> list[str]:
+    """The allowed values of a literal."""
     expected = str(problem["ctx"]["expected"]).replace(" or ", ", ")
     return [choice.strip().strip("'") for choice in expected.split(",")]
 
 
 def _shown(problem: Mapping[str, Any]) -> str:
-    """The value that was given, where it is short enough for a sentence."""
+    """The given value as text, cut if it is long; empty for values that are not text or numbers."""
     given = problem["input"]
     if not isinstance(given, (str, int, float)):
         return ""
     try:
-        # A number that was typed needs no quotes.
+        # A text that is a number needs no quotes.
         number = isinstance(given, str) and given.replace(".", "").removeprefix("-").isdecimal()
         text = str(given) if number else repr(given)
     except ValueError:  # a number of thousands of digits
@@ -142,7 +146,7 @@ def _shown(problem: Mapping[str, Any]) -> str:
 
 
 def _fields_at(cls: type[BaseModel], path: list[str]) -> list[str]:
-    """The keys that are known at `path` below `cls`."""
+    """The names of the fields at `path` below `cls`; empty if there are none."""
     here: type[BaseModel] = cls
     for part in path:
         field = here.model_fields.get(part)

@@ -1,1 +1,1 @@
-"""Other training stacks: a run written as their configuration, and theirs read as a run."""
+"""Export runs to other training stacks, and import their files."""

@@ -1,4 +1,4 @@
-"""Strategies that a stack can run, for a search that tries no others."""
+"""Limit a search to the strategies that one stack can run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardwise.stacks.write.optimizers import optimizers_of, trains
 
 Value = TypeVar("Value")
 
-# Parallelism that stacks are made of and that no strategy of Shardwise expresses.
+# Parallelism that a stack offers and that no Strategy of Shardwise can express.
 LEAVES_OUT: dict[str, tuple[Parallelism, ...]] = {
     "megatron-bridge": ("pipeline", "expert"),
     "torchtitan": ("pipeline", "expert"),
@@ -27,7 +27,7 @@ LEAVES_OUT: dict[str, tuple[Parallelism, ...]] = {
 
 
 def expresses(run: RunSpec, stack: str, setting: Setting) -> bool:
-    """Whether a stack trains the run without changing a setting."""
+    """Whether `stack` trains `run` without changing `setting`; False if it cannot train the run."""
     try:
         return setting not in export_run(_trained(run, stack), stack).changed
     except SpecError:
@@ -35,7 +35,7 @@ def expresses(run: RunSpec, stack: str, setting: Setting) -> bool:
 
 
 def _trained(run: RunSpec, stack: str) -> RunSpec:
-    """The run, replicated where its optimizer does not run with its strategy."""
+    """The run, with DDP (or one device) if the stack lacks its optimizer for its strategy."""
     if trains(stack, run.job.optimizer, run.strategy):
         return run
     cluster, dtype = run.cluster, run.strategy.param_dtype
@@ -44,10 +44,14 @@ def _trained(run: RunSpec, stack: str) -> RunSpec:
 
 
 class StackLimits:
-    """What one stack can run of a model on a cluster."""
+    """Which strategies and optimizers one stack can run for one model on one cluster."""
 
     def __init__(self, run: RunSpec, stack: str) -> None:
-        """Raises SpecError where the stack cannot train the model, or not with its optimizer."""
+        """Prepare the checks for the model, cluster and optimizer of `run`.
+
+        Raises:
+            SpecError: The stack cannot train the model, or lacks the optimizer.
+        """
         exported = export_run(_trained(run, stack), stack)
         if "job.optimizer" in exported.changed:
             raise SpecError(unknown_optimizer(run, stack))
@@ -60,7 +64,11 @@ class StackLimits:
         self._typical = self.applied(start.resolve(*size))
 
     def _applied(self, strategy: Strategy) -> Strategy:
-        """The strategy as the stack runs it, on as many devices as its degrees multiply to."""
+        """The strategy as the stack would run it, with the stack's own settings filled in.
+
+        If its degrees need another number of devices than the run's cluster has, the cluster is
+        resized.
+        """
         cluster = self._run.cluster
         if strategy.devices != cluster.devices:
             per_node = min(cluster.devices_per_node, strategy.devices)
@@ -73,32 +81,39 @@ class StackLimits:
         try:
             return not changed_fields(strategy, self.applied(strategy))
         except SpecError:
-            # It has no tensor or context parallelism, or not for these degrees.
+            # The stack has no tensor or context parallelism, or not with these degrees.
             return False
 
     def has_optimizer(self, optimizer: Optimizer) -> bool:
-        """Whether the stack trains with this optimizer."""
+        """Whether the stack has this optimizer with at least one strategy."""
         return optimizer in optimizers_of(self.stack)
 
     def trains(self, optimizer: Optimizer, strategy: Strategy) -> bool:
-        """Whether the stack runs an optimizer that it has with this strategy."""
+        """Whether the stack runs this optimizer together with this strategy."""
         return trains(self.stack, optimizer, strategy)
 
     def choices(self, field: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
-        """Those of the values of a field that the stack runs unchanged in a typical strategy."""
+        """The subset of `values` that the stack runs unchanged as `field` of a typical strategy.
+
+        The typical strategy is ZeRO-3 on the run's cluster, or one device.
+        """
         return tuple(value for value in values if self._allows(field, value))
 
     def _allows(self, field: str, value: object) -> bool:
+        """Whether the stack runs this value of a field unchanged in the typical strategy."""
         try:
             return self.allowed(self._typical.but(**{field: value}))
         except SpecError:
-            # It contradicts what the stack does, such as the loss of TRL a divided vocabulary.
+            # The value contradicts a setting of the stack, as tensor parallelism does TRL's loss.
             return False
 
     def base(self, strategy: Strategy) -> Strategy:
-        """The strategy with the dtypes, the loss and the methods that the stack uses for it."""
+        """The strategy with the dtypes, compile and loss that the stack uses for it.
+
+        Settings that apply only to tensor or context parallelism are set too.
+        """
         applied = self.applied(strategy)
         names = ("param_dtype", "reduce_dtype", "master_dtype", "compile", "loss")
         strategy = strategy.but(**{name: getattr(applied, name) for name in names})
-        # A search may divide matrices or sequences where the strategy it starts from does not.
+        # A search may add tensor or context parallelism to the strategy that it starts from.
         return as_run(strategy, self.stack)

@@ -1,4 +1,4 @@
-"""What becomes of a setting in another stack's file: as data, and in the words that people read."""
+"""What became of each setting of another stack's file, as data and as sentences."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from typing import Any, Literal, NamedTuple
 
 from shardwise.spec.record import Record
 
-# A value that a record does not say.
+# Marks a value that is not given; None can be a value.
 UNSAID: Any = type("Unsaid", (), {"__repr__": lambda self: "unsaid"})()
-# Fields whose values are somebody's own text, which sentences put in quotes, but for bytes, which
-# stands for no tokenizer.
+# Fields whose values are free text, which sentences put in quotes. The tokenizer "bytes", which
+# means no tokenizer, is not quoted.
 _TEXTS = ("data", "data.path", "data.tokenizer", "model.config", "train.folder",
           "train.checkpoint.to")  # fmt: skip
 
-# What became of a setting that was read: it settles a field as it is given or where it is absent
-# (default), settles none (lost) or is known to nobody (unknown). A remark is no setting's.
+# What became of a setting: its value sets a field (given), its absence sets a field (default), it
+# sets none (lost), or Shardwise does not know the key (unknown). A remark belongs to no setting.
 Kind = Literal["given", "default", "lost", "unknown", "remark"]
-# How a sentence names what is given: `key`, `key value`, `key = value`, `value`, or in `why`.
+# How a sentence names a setting: `key`, `key value`, `key = value`, `value`; sentence: only `why`.
 Naming = Literal["key", "pair", "assignment", "value", "sentence"]
 
 
 class Difference(NamedTuple):
-    """A setting of a run that an exported file leaves to the user, or that a stack runs otherwise.
+    """A setting of a run that an exported file omits, or that the stack runs with another value.
 
-    `fields` are its names in a run and their values there; `theirs` those of them that the stack
-    uses instead, where that is known.
+    `fields` maps the names of settings in the run to their values there. `theirs` maps those of
+    them that the stack replaces to its own values, if known.
     """
 
     why: str
     fields: Mapping[str, Any] = {}
     theirs: Mapping[str, Any] = {}
-    # What it is about, where no field is.
+    # The subject of the sentence if `fields` is empty.
     about: str = ""
 
     @property
     def words(self) -> str:
-        """The sentence: `why` is its end, or all of it where there is nothing to name."""
+        """The sentence that people read: "subject: why.", or only `why` if there is no subject."""
         named = (
             name if value is UNSAID else f"{name} = {_in_words(name, value)}"
             for name, value in self.fields.items()
@@ -45,37 +45,39 @@ class Difference(NamedTuple):
         return f"{start}: {self.why}." if start else self.why
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values; values that are UNSAID are left out."""
         return _said({**self._asdict(), "fields": _said(self.fields), "theirs": _said(self.theirs)})
 
 
 class Differences(list[Difference]):
-    """Collects differences."""
+    """A list of differences, with a shorthand to append one."""
 
     def add(self, why: str, fields: Mapping[str, Any] = {}, about: str = "") -> None:
         self.append(Difference(why, fields, about=about))
 
 
 class Outcome(NamedTuple):
-    """What reading a file makes of one setting; `fields` are those of a run that it settles."""
+    """What became of one setting of a file; `fields` maps the run settings it sets to values."""
 
     kind: Kind
-    # As the file names it.
+    # The setting's name in the file.
     key: str = ""
     theirs: Any = UNSAID
     fields: Mapping[str, Any] = {}
-    # The end of the sentence; all of it where no key is named.
+    # The end of the sentence, or the full sentence if there is no key.
     why: str = ""
     naming: Naming = "key"
-    # Whose default it is.
+    # Whose default it is, for the sentence, such as "TRL's".
     whose: str = "its"
 
     @property
     def is_lost(self) -> bool:
-        """Whether the run does not have what the file asks for."""
+        """Whether the run lacks what the file asks for (lost or unknown)."""
         return self.kind in ("lost", "unknown")
 
     @property
     def words(self) -> str:
+        """The sentence that people read about this setting."""
         if not self.key or self.naming == "sentence":
             return self.why
         if self.kind == "unknown":
@@ -89,6 +91,7 @@ class Outcome(NamedTuple):
 
     @property
     def _subject(self) -> str:
+        """The start of the sentence: the key, the value or both, as `naming` says."""
         value = shown(self.theirs)
         return {
             "key": self.key,
@@ -99,7 +102,8 @@ class Outcome(NamedTuple):
 
     @property
     def _settles(self) -> str:
-        # A kind is named as people speak of it.
+        """The end of the sentence: "becomes field = value", or "holds" without fields."""
+        # A kind is written without "=", as in "kind zero3".
         fields = (
             name
             if value is UNSAID
@@ -112,12 +116,13 @@ class Outcome(NamedTuple):
         return f"becomes {becomes}{self.why}" if becomes else f"holds{self.why}"
 
     def to_dict(self) -> dict[str, Any]:
+        """The outcome as JSON values, with its sentence; values that are UNSAID are left out."""
         known = _said({"kind": self.kind, "key": self.key, "theirs": self.theirs})
         return {**known, "fields": _said(self.fields), "words": self.words}
 
 
 def _said(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that are said, as JSON has them."""
+    """The values that are not UNSAID, with records as JSON objects."""
     return {
         name: value.model_dump(mode="json") if isinstance(value, Record) else value
         for name, value in values.items()
@@ -126,11 +131,12 @@ def _said(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _in_words(name: str, value: object) -> str:
+    """The value of field `name` as text for a sentence; free text is quoted."""
     return repr(value) if name in _TEXTS and value != "bytes" else shown(value)
 
 
 def shown(value: object) -> str:
-    """A value as sentences write it."""
+    """The value as text for a sentence: true/false, at most 12 digits, items joined by commas."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
@@ -139,7 +145,7 @@ def shown(value: object) -> str:
 
 
 def plain(value: object) -> str:
-    """A value as a text; Python refuses to write out numbers of thousands of digits."""
+    """`str(value)`; a fixed phrase for integers with more digits than Python prints."""
     try:
         return str(value)
     except ValueError:
@@ -147,7 +153,7 @@ def plain(value: object) -> str:
 
 
 def quoted(value: object) -> str:
-    """A value in a sentence, cut where it is long."""
+    """`repr(value)` for a sentence, cut to 60 characters."""
     try:
         return repr(value)[:60]
     except ValueError:

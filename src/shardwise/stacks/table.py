@@ -1,8 +1,8 @@
-"""A stack's file as a table of rows, read into the settings of a run and written from one.
+"""Tables that map the keys of another stack's file to fields of a run, for reading and writing.
 
-A row is one setting: the key in the file, the field of a run, and how values of one become those of
-the other. Order is meaning: a file is written in the order of its rows, and a row that is read sees
-what rows before it have settled. Keys that mean something only together are a `Code`.
+A row is one setting: its key in the file, its field in a run, and how to convert their values. Rows
+are written in order. When a row is read, the fields set by earlier rows are known. Keys that mean
+something only together are a `Code`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,23 @@ from shardwise.spec.run import RunSpec
 from shardwise.stacks.outcomes import UNSAID
 from shardwise.stacks.read.imported import Reading, flag, real, whole
 
-# Values that ask for nothing.
+# Values that switch a setting off.
 _INERT: tuple[object, ...] = (None, False, 0, [], {}, "")
 
 
 class Form(NamedTuple):
-    """How values of a key and of a field become each other; UNSAID settles and writes nothing."""
+    """How to convert between the value of a key and the value of a field.
 
-    # Of the file's table and the key.
+    UNSAID, returned by either function, means: set or write nothing.
+    """
+
+    # From the file's table and the key to the field's value.
     read: Callable[[Mapping[str, object], str], Any]
     write: Callable[[Any], Any] = lambda value: value
 
 
 def means(ours: object) -> Form:
-    """A flag that stands for one value of ours, and is written only for it."""
+    """A form for a boolean key: true sets the field to `ours`, and only `ours` is written."""
     return Form(
         lambda table, key: ours if flag(table, key, otherwise=False) else UNSAID,
         lambda value: True if value == ours else UNSAID,
@@ -37,44 +40,49 @@ def means(ours: object) -> Form:
 
 COUNT = Form(lambda table, key: _if_given(whole(table, key)))
 NUMBER = Form(lambda table, key: _if_given(real(table, key)))
-# Steps of a run, which 0 and -1 leave to the epochs.
+# Number of steps; 0 and -1 mean that epochs decide, and set nothing.
 STEPS = Form(
     lambda table, key: UNSAID if table.get(key) in (0, -1) else _if_given(whole(table, key))
 )
-# Of random numbers; a seed that is none is left to the stack.
+# A random seed below 2**63; any other value sets nothing.
 SEED = Form(
     lambda table, key: seed if type(seed := table.get(key)) is int and 0 <= seed < 2**63 else UNSAID
 )
 
 
 def _if_given(value: object) -> Any:
+    """The value, or UNSAID for None."""
     return UNSAID if value is None else value
 
 
 @dataclass(frozen=True)
 class Row:
-    """One setting: theirs and ours, only theirs (no `field`), or only written."""
+    """One setting, with its key in the file and its field in a run.
+
+    A row without `field` has no counterpart in a run; a row with only `write` is never read.
+    """
 
     key: str
-    # A field of a strategy stands alone, others with their section, such as `train.seed`.
+    # A strategy field is named alone, any other with its section, such as `train.seed`.
     field: str = ""
     form: Form | None = None
-    # The stack's value where the key is absent, in the version that was checked.
+    # The stack's value if the key is absent, in the version that was checked.
     default: Any = UNSAID
-    # Ours of that value, where it is another.
+    # The field's value for `default`, if it differs from `default`.
     ours: Any = UNSAID
-    # What happens instead, where a run has no such setting.
+    # If a run has no such setting: the reason, which is reported.
     why: str = ""
-    # The end of what is said where the key is given; None: nothing is said.
+    # The end of the note for a key that is given; None: no note.
     more: str | None = ""
-    # Whether it is read, by what rows before it have settled.
+    # Whether to read the row, given what earlier rows have set; None: always.
     when: Callable[[Reading], bool] | None = None
-    # The stack's value of a run, where it is no field's alone.
+    # From a run to the stack's value, if it depends on more than one field.
     write: Callable[[RunSpec], Any] | None = None
-    # Where reading takes more than a form.
+    # Reads the key, if a form is not enough.
     read: Callable[[Mapping[str, object], str, Reading], None] | None = None
 
     def read_into(self, table: Mapping[str, object], reading: Reading) -> None:
+        """Set the field in `reading` from the key in `table`, or its default if absent."""
         if self.key in reading.undecided or (self.when is not None and not self.when(reading)):
             return
         if table.get(self.key) is None:
@@ -92,6 +100,7 @@ class Row:
             self._take(table, reading)
 
     def _take(self, table: Mapping[str, object], reading: Reading) -> None:
+        """Set the field from a key that is given and has a counterpart in a run."""
         if self.read is not None:
             self.read(table, self.key, reading)
             return
@@ -106,6 +115,7 @@ class Row:
             reading.given(self.key, {self.field: value}, why=self.more)
 
     def written(self, run: RunSpec) -> dict[str, Any]:
+        """The key and its value for a run; empty if nothing is written."""
         if self.write is not None:
             value = self.write(run)
         elif self.field and self.form is not None:
@@ -118,20 +128,22 @@ class Row:
 
 @dataclass(frozen=True)
 class Code:
-    """Keys that mean something only together, and why that takes code."""
+    """Several keys that mean something only together; `why` says why they need code."""
 
     keys: tuple[str, ...]
     why: str
     read: Callable[[Mapping[str, object], Reading], None] | None = None
     write: Callable[[RunSpec], Mapping[str, Any]] | None = None
-    # The stack's values where keys are absent.
+    # The stack's values for keys that are absent.
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def read_into(self, table: Mapping[str, object], reading: Reading) -> None:
+        """Read all keys from `table` and set fields in `reading`."""
         if self.read is not None:
             self.read(table, reading)
 
     def written(self, run: RunSpec) -> Mapping[str, Any]:
+        """The keys and their values for a run; empty if nothing is written."""
         return {} if self.write is None else self.write(run)
 
 
@@ -139,13 +151,13 @@ Table = tuple[Row | Code, ...]
 
 
 def read_rows(rows: Table, table: Mapping[str, object], reading: Reading) -> None:
-    """Settle what a file, or a part of one, says or leaves to the stack's defaults."""
+    """Read all rows from `table` into `reading`; keys that are absent set defaults."""
     for row in rows:
         row.read_into(table, reading)
 
 
 def write_rows(rows: Table, run: RunSpec) -> dict[str, Any]:
-    """The file of a run."""
+    """The keys and values of the stack's file for a run, in the order of the rows."""
     table: dict[str, Any] = {}
     for row in rows:
         table |= row.written(run)
@@ -153,12 +165,13 @@ def write_rows(rows: Table, run: RunSpec) -> dict[str, Any]:
 
 
 def keys_of(rows: Table) -> tuple[str, ...]:
+    """The keys of all rows in the file, in order, each once."""
     named = (row.keys if isinstance(row, Code) else (row.key,) for row in rows)
     return tuple(dict.fromkeys(key for keys in named for key in keys))
 
 
 def but(rows: Table, changes: Mapping[str, Mapping[str, Any]]) -> Table:
-    """The rows of a related stack, by key where they differ."""
+    """The rows with some fields of a `Row` replaced; `changes` is by key."""
     return tuple(
         replace(row, **changes[row.key]) if isinstance(row, Row) and row.key in changes else row
         for row in rows
@@ -166,12 +179,12 @@ def but(rows: Table, changes: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def lost(reasons: Mapping[str, str]) -> Table:
-    """Rows of keys without a counterpart in a run, by what happens instead."""
+    """Rows for keys without a counterpart in a run; `reasons` is by key."""
     return tuple(Row(key, why=why) for key, why in reasons.items())
 
 
 def defaults_of(rows: Table) -> dict[str, Any]:
-    """The stack's own values of keys, as the rows say them."""
+    """The stack's default of each key that has one, by key."""
     defaults: dict[str, Any] = {}
     for row in rows:
         given = row.defaults if isinstance(row, Code) else {row.key: row.default}
@@ -180,7 +193,7 @@ def defaults_of(rows: Table) -> dict[str, Any]:
 
 
 def _ours(run: RunSpec, name: str) -> Any:
-    """The value of a field; UNSAID where the run has no such section."""
+    """The value of a field of the run; UNSAID if the run lacks that section."""
     section, _, last = name.rpartition(".")
     record = getattr(run, section or "strategy")
     return UNSAID if record is None else getattr(record, last)

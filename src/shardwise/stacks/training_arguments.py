@@ -1,6 +1,6 @@
-"""Settings of transformers' TrainingArguments, and axolotl's of the same, as rows of a table.
+"""Tables of rows for the settings of TrainingArguments (transformers) and of axolotl.
 
-The Trainer, TRL and LLaMA-Factory take the first, by the same keys. Defaults are those of
+The Trainer, TRL and LLaMA-Factory use the keys of TrainingArguments. Defaults are those of
 transformers 5.22 and axolotl 0.19.
 """
 
@@ -31,12 +31,13 @@ OPTIMIZERS = {
     "adafactor": "adafactor",
     "sgd": "sgd",
 }
-# Beside transformers' axolotl has torchao's fp8 states and Muon.
+# axolotl adds torchao's AdamW with fp8 states, and Muon.
 AXOLOTL_OPTIMIZERS = {**OPTIMIZERS, "adamw-fp8": "ao_adamw_fp8", "muon": "muon"}
 _NO_COUNTERPART = "has no counterpart; set train.schedule, which is cosine, linear or constant"
 
 
 def _read_warmup(table: Mapping[str, object], key: str, reading: Reading) -> None:
+    """Read `warmup_steps`: a number of steps. A value between 0 and 1 is reported as lost."""
     share = real(table, key) or 0.0
     if 0 < share < 1:
         reading.lose(key, "a share of all steps; set train.warmup_steps")
@@ -45,7 +46,7 @@ def _read_warmup(table: Mapping[str, object], key: str, reading: Reading) -> Non
 
 
 def _read_axolotl_warmup(table: Mapping[str, object], reading: Reading) -> None:
-    """Where a file says nothing, 3% of all steps, but neither 1 nor more than 100."""
+    """Read axolotl's warm-up; the default is 3% of the run's steps, at most 100, never 1."""
     key, steps = "warmup_steps", reading.train.get("steps")
     if table.get(key) is not None:
         _read_warmup(table, key, reading)
@@ -55,22 +56,28 @@ def _read_axolotl_warmup(table: Mapping[str, object], reading: Reading) -> None:
 
 
 def _read_optimizer(table: Mapping[str, object], key: str, reading: Reading) -> None:
+    """Set `job.optimizer` from the name under `key`."""
     set_named_optimizer(reading, key, table[key])
 
 
 def _of_train(field: str) -> Any:
+    """A function from a run to its `[train]` field; UNSAID if the run has no such section."""
     return lambda run: UNSAID if run.train is None else getattr(run.train, field)
 
 
 def _bucket(run: RunSpec) -> Any:
-    """Whole MiB only, as TrainingArguments take them."""
+    """DDP bucket size in MiB; UNSAID without DDP or if it is not a whole number of MiB."""
     size = run.strategy.ddp_bucket_mib
     fits = run.strategy.kind == "ddp" and size is not None and size == int(size)
     return int(size) if fits and size is not None else UNSAID
 
 
 def _read_schedule(table: Mapping[str, object], reading: Reading) -> None:
-    """A cosine decays to 0, or to the share that the other key says; a line always to 0."""
+    """Read `lr_scheduler_type` into `train.schedule` and `train.final_learning_rate`.
+
+    A cosine decays to 0 or to `lr_scheduler_kwargs.min_lr_rate` (a share of the peak), a linear
+    schedule always to 0.
+    """
     key = "lr_scheduler_type"
     if key in reading.undecided:
         return
@@ -86,6 +93,10 @@ def _read_schedule(table: Mapping[str, object], reading: Reading) -> None:
 
 
 def _read_axolotl_schedule(table: Mapping[str, object], reading: Reading) -> None:
+    """Read axolotl's `lr_scheduler` and `cosine_min_lr_ratio`.
+
+    They set `train.schedule` and `train.final_learning_rate`.
+    """
     key = "lr_scheduler"
     name, final = table.get(key), real(table, "cosine_min_lr_ratio")
     if name is None and final is None:
@@ -96,7 +107,7 @@ def _read_axolotl_schedule(table: Mapping[str, object], reading: Reading) -> Non
 
 
 def _absent_schedule(key: str, name: str, reading: Reading) -> None:
-    """The stack's default, unless another part of the file has a schedule."""
+    """Record the stack's default schedule, unless another part of the file has set one."""
     if not reading.has("train.schedule"):
         reading.default(key, {"train.schedule": name})
         reading.set("train.final_learning_rate", 0.0)
@@ -105,7 +116,15 @@ def _absent_schedule(key: str, name: str, reading: Reading) -> None:
 def _set_schedule(
     key: str, name: object, final: float | None, reading: Reading, cosines: tuple[object, ...]
 ) -> bool:
-    """Set a schedule by its name; whether a run has it."""
+    """Set the schedule called `name` in the file; return whether Shardwise has it.
+
+    Args:
+        key: The key of the file, for the message.
+        name: The schedule as the file names it.
+        final: The last learning rate as a share of the peak; None is 0.
+        reading: Where the fields are set, or the loss is recorded.
+        cosines: The names that mean a cosine.
+    """
     if name in ("constant", "constant_with_warmup"):
         reading.train["schedule"] = "constant"
     elif name in cosines:
@@ -120,6 +139,7 @@ def _set_schedule(
 
 
 def _write_schedule(run: RunSpec) -> dict[str, Any]:
+    """The keys of TrainingArguments for the learning rate schedule of a run."""
     train = run.train or TrainSettings()
     if train.schedule == "cosine":
         floor = {"min_lr_rate": train.final_learning_rate}
@@ -129,6 +149,7 @@ def _write_schedule(run: RunSpec) -> dict[str, Any]:
 
 
 def _write_axolotl_schedule(run: RunSpec) -> dict[str, Any]:
+    """The keys of axolotl for the learning rate schedule of a run."""
     train = run.train or TrainSettings()
     if train.schedule == "cosine":
         return {"lr_scheduler": "cosine", "cosine_min_lr_ratio": train.final_learning_rate}
@@ -187,9 +208,9 @@ SCHEDULE = Code(
     _write_schedule,
     {"lr_scheduler_type": "linear"},
 )
-# What SFTConfig of TRL 1.16 sets otherwise.
+# Rows in which SFTConfig of TRL 1.16 has another default.
 SFT: dict[str, dict[str, Any]] = {"learning_rate": {"default": 2e-5}}
-# Of TRL's other objectives, whose learning rates differ from one to the next.
+# The same for TRL's other objectives: their default learning rates differ, so none is assumed.
 OTHER_OBJECTIVES: dict[str, dict[str, Any]] = {"learning_rate": {"default": UNSAID}}
 
 AXOLOTL_BATCH: Table = (

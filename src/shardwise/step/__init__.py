@@ -1,1 +1,1 @@
-"""One optimizer step as a record: its profile, its timeline, comparisons, and their words."""
+"""Records of one optimizer step: profile, timeline, comparison."""

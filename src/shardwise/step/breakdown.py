@@ -16,7 +16,7 @@ from shardwise.step.spans import Kind, Timeline
 
 
 class Breakdown(NamedTuple):
-    """Nanoseconds; the first four sum to `window_ns`."""
+    """Nanoseconds of a window by kind of work; the first four fields sum to `window_ns`."""
 
     compute_ns: int
     exposed_communication_ns: int
@@ -33,7 +33,7 @@ class Breakdown(NamedTuple):
 
 
 def breakdown(timeline: Timeline, window: tuple[int, int] | None = None) -> Breakdown:
-    """Split `window` (default: the full timeline) into its four parts."""
+    """Split a window (begin, end) in nanoseconds, by default the full timeline, into four parts."""
     begin, end = window or timeline.window
     start = np.clip(timeline.start_ns, begin, end)
     stop = np.clip(timeline.end_ns, begin, end)

@@ -14,7 +14,7 @@ from shardwise.step.spans import KINDS, Timeline
 def chrome_events(
     timeline: Timeline, process: str = "rank 0", pid: int = 0
 ) -> list[dict[str, Any]]:
-    """Convert lanes to threads, spans to complete events and memory to a counter (microseconds)."""
+    """A timeline as Chrome trace events: lanes as threads, memory as a counter, microseconds."""
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": process}}
     ]

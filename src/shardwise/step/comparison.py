@@ -1,4 +1,4 @@
-"""Two records of a step, term by term; and `compare`, which puts StepProfiles side by side."""
+"""Compare two records of a step term by term; and `compare`, which collects StepProfiles."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _WRITERS: dict[Unit, Writer] = {
 
 
 class Term(NamedTuple):
-    """One quantity of two records: its name, its unit, and both values; None for an unknown one.
+    """One quantity of two records: its name, its unit, and both values; an unknown value is None.
 
-    The first is predicted and the second measured, or they are of before and after.
+    The first is predicted and the second measured, or the first is before and the second after.
     """
 
     name: str
@@ -39,20 +39,20 @@ class Term(NamedTuple):
 
     @property
     def error(self) -> float | None:
-        """How far a prediction, the first, is from the second, as a share of the second."""
+        """Relative error of the first value, a prediction: first / second - 1; None if unknown."""
         if self.first is None or self.second is None:
             return None
         return relative_error(self.first, self.second)
 
     @property
     def change(self) -> float | None:
-        """How far the second is from the first, as a share of the first."""
+        """Relative change from the first value: second / first - 1; None if unknown."""
         return relative_change(self.first, self.second)
 
     def texts(self, own: Mapping[Unit, Writer] | None = None) -> tuple[str, str]:
-        """Both values with their unit, empty for an unknown one.
+        """Both values as text with their unit; an unknown value is empty.
 
-        `own` has the units that a screen writes in its own way.
+        `own` gives functions that write values of a unit, in place of the default ones.
         """
         write = {**_WRITERS, **(own or {})}[self.unit]
         first, second = ("" if v is None else write(v) for v in (self.first, self.second))
@@ -60,20 +60,23 @@ class Term(NamedTuple):
 
 
 def relative_change(before: float | None, after: float | None) -> float | None:
-    """By how much a number is larger than before, as a share of it; None where it was 0."""
+    """Relative change after / before - 1; None if a value is None or `before` is 0."""
     return after / before - 1 if before and after is not None else None
 
 
 # ---- the terms of two steps -----------------------------------------------------------------
 
-# Terms that cannot be told apart in a running program; they are compared as one.
+# Terms that cannot be distinguished in a running program; they are compared as one term.
 WORKING = ("unsharded_gradients", "activations", "logits", "other")
 _NAMES = {term: name for term, name in TERMS.items() if term not in WORKING}
 _NAMES["gradients"] = "reduced gradients"
 
 
 def memory_terms(predicted: MemoryProfile, measured: MemoryProfile) -> list[Term]:
-    """The terms of memory that both sides know, and their total as the last."""
+    """The memory terms of both profiles in GiB or MiB; the peak is the last.
+
+    Terms that a measurement cannot distinguish are merged; terms that are 0 are left out.
+    """
     first, second = dict(predicted.terms), dict(measured.terms)
     merged = [term for term in first if term in WORKING or term not in second]
     first["working"] = sum(first.pop(term) for term in merged)
@@ -87,14 +90,14 @@ def memory_terms(predicted: MemoryProfile, measured: MemoryProfile) -> list[Term
 
 
 Key = TypeVar("Key", str, tuple[str, int, str])
-# Calls and bytes; None for bytes that are not known.
+# Calls and bytes; unknown bytes are None.
 Traffic = tuple[float, float | None]
 
 
 def traffic_terms(
     predicted: Mapping[Key, Traffic], measured: Mapping[Key, Traffic], names: Mapping[Key, str]
 ) -> dict[Key, tuple[Term, Term]]:
-    """Calls and bytes of each collective in `names`; what one side does not have is 0."""
+    """The terms for calls and bytes of each collective in `names`; missing ones count as 0."""
     terms: dict[Key, tuple[Term, Term]] = {}
     for key in sorted(names):
         (calls, size), (real_calls, real_size) = (
@@ -108,7 +111,7 @@ def traffic_terms(
 
 
 def step_time(predicted: StepProfile | None, measured: StepProfile | None) -> Term | None:
-    """Seconds of the step; None where they were not measured."""
+    """The term for seconds of the step; None if they were not measured."""
     if measured is None or measured.time is None:
         return None
     guess = predicted.time.step_s if predicted is not None and predicted.time is not None else None
@@ -116,7 +119,7 @@ def step_time(predicted: StepProfile | None, measured: StepProfile | None) -> Te
 
 
 def peak_memory(predicted: StepProfile | None, measured: StepProfile | None) -> Term | None:
-    """Bytes of tensors at the peak; None where they were not measured."""
+    """The term for bytes of tensors at the peak; None if they were not measured."""
     if measured is None or measured.memory is None:
         return None
     guess = predicted.memory if predicted is not None else None
@@ -125,7 +128,10 @@ def peak_memory(predicted: StepProfile | None, measured: StepProfile | None) -> 
 
 
 def step_terms(predicted: StepProfile, measured: StepProfile) -> list[Term]:
-    """Time of the step as the first, and what is only measured; empty without a measured time."""
+    """Terms for step time, tokens/s and MFU; empty without a measured time.
+
+    Tokens/s and MFU have no predicted value.
+    """
     time, rates = step_time(predicted, measured), measured.throughput
     if time is None or rates is None:
         return []
@@ -183,7 +189,7 @@ def compare(*profiles: StepProfile, names: Sequence[str] = ()) -> Comparison:
 
 
 def _names(profiles: Sequence[StepProfile]) -> tuple[str, ...]:
-    """Strategies; numbered where two profiles would get the same name."""
+    """A name for each profile: strategy and kind; numbered if two would be the same."""
     plain = [f"{strategy_words(p)} {p.provenance.kind}" for p in profiles]
     if len(set(plain)) == len(plain):
         return tuple(plain)

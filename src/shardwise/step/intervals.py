@@ -18,11 +18,12 @@ class Intervals(NamedTuple):
 
     @property
     def length(self) -> int:
+        """Total nanoseconds of all intervals."""
         return int((self.end - self.start).sum())
 
 
 def union(start: Nanoseconds, end: Nanoseconds) -> Intervals:
-    """All instants covered by at least one span; spans may overlap and come in any order."""
+    """The union of spans as Intervals; spans may overlap and be in any order."""
     nonempty = end > start
     start, end = start[nonempty], end[nonempty]
     if not len(start):
@@ -35,12 +36,12 @@ def union(start: Nanoseconds, end: Nanoseconds) -> Intervals:
 
 
 def merge(one: Intervals, other: Intervals) -> Intervals:
-    """All instants in at least one of the two."""
+    """The union of two sets of intervals."""
     return union(np.concatenate([one.start, other.start]), np.concatenate([one.end, other.end]))
 
 
 def overlap_length(one: Intervals, other: Intervals) -> int:
-    """Nanoseconds in both; fastest when `one` has fewer intervals than `other`."""
+    """Nanoseconds covered by both; fastest when `one` has fewer intervals than `other`."""
     return int((length_before(other, one.end) - length_before(other, one.start)).sum())
 
 
@@ -50,17 +51,17 @@ def uncovered_length(one: Intervals, other: Intervals) -> int:
 
 
 def intersection(one: Intervals, other: Intervals) -> Intervals:
-    """All instants in both."""
+    """The intersection of two sets of intervals."""
     return _select(one, other, inside=True)
 
 
 def difference(one: Intervals, other: Intervals) -> Intervals:
-    """All instants of `one` that `other` does not cover."""
+    """The parts of `one` that `other` does not cover."""
     return _select(one, other, inside=False)
 
 
 def _select(one: Intervals, other: Intervals, inside: bool) -> Intervals:
-    """Instants of `one` that lie inside `other`, or outside it."""
+    """The parts of `one` that are inside `other`, or outside of `other`."""
     edges = np.unique(np.concatenate([*one, *other]))
     start, end = edges[:-1], edges[1:]
     kept = contains(one, start) & (contains(other, start) == inside)
@@ -68,7 +69,7 @@ def _select(one: Intervals, other: Intervals, inside: bool) -> Intervals:
 
 
 def contains(one: Intervals, times: Nanoseconds) -> npt.NDArray[np.bool_]:
-    """Whether each of `times` lies in an interval."""
+    """For each of `times`, whether it is in an interval: a mask."""
     if not len(one.start):
         return np.zeros(len(times), dtype=np.bool_)
     index = np.searchsorted(one.start, times, side="right") - 1
@@ -77,7 +78,7 @@ def contains(one: Intervals, times: Nanoseconds) -> npt.NDArray[np.bool_]:
 
 
 def length_before(one: Intervals, times: Nanoseconds) -> Nanoseconds:
-    """Nanoseconds of the intervals that lie before each of `times`."""
+    """For each of `times`, the nanoseconds of the intervals before it."""
     if not len(one.start):
         return np.zeros(len(times), dtype=np.int64)
     cumulative = np.concatenate([[0], np.cumsum(one.end - one.start)])

@@ -1,6 +1,6 @@
-"""One memory measure for every screen: what a device must have room for, and what is usable.
+"""Text about memory for every screen: bytes needed of a device, and bytes usable.
 
-Needed is tensors at the peak plus allocator overhead. Usable is the limit it is compared with.
+Needed is tensors at the peak plus allocator overhead. Usable is the limit for needed bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _UNITS = (("TiB", 2**40), ("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10))
 
 
 def show_memory(size: float) -> str:
-    """Bytes for people: binary units, one decimal."""
+    """Bytes as text with one decimal and a binary unit, such as `62.4 GiB`."""
     name, factor = unit_of(size)
     return f"{size / factor:,.1f} {name}"
 
@@ -22,7 +22,7 @@ AT_RISK = "It runs only if the allocator wastes little."
 
 
 def memory_words(*, tensors: float, needed: float, usable: float, capacity: float) -> str:
-    """What is needed of a device, what is usable, and what the need is made of.
+    """A sentence about the bytes needed of a device, its parts, and the usable bytes.
 
     `Memory: 62.4 GiB of 79.1 GiB (usable 63.9 GiB): 60.4 GiB tensors + 2.0 GiB allocator
     overhead.` An overhead that rounds to nothing is left out, as on a CPU.
@@ -31,7 +31,7 @@ def memory_words(*, tensors: float, needed: float, usable: float, capacity: floa
         f"Memory: {show_memory(needed)} of {show_memory(capacity)} (usable {show_memory(usable)})"
     )
     name, factor = unit_of(needed)
-    # The overhead is the difference of what is shown, so that the sum can be checked by eye.
+    # The overhead is the difference of the rounded values, so that the shown sum is exact.
     shown = round(tensors / factor, 1)
     overhead = round(needed / factor, 1) - shown
     if overhead < 0.05:
@@ -40,7 +40,7 @@ def memory_words(*, tensors: float, needed: float, usable: float, capacity: floa
 
 
 def profile_memory_words(memory: MemoryProfile) -> str:
-    """The same of a prediction; of a measurement, its peak."""
+    """`memory_words` for a prediction; for a measurement, a sentence about its peak."""
     if memory.needed_bytes is None or memory.usable_bytes is None or memory.capacity_bytes is None:
         return f"Memory: {show_memory(memory.peak_allocated_bytes)} of tensors at the peak."
     return memory_words(
@@ -52,15 +52,15 @@ def profile_memory_words(memory: MemoryProfile) -> str:
 
 
 def shortfall_words(needed: float, usable: float) -> str:
-    """`needs 25.9 GiB, 18.1 GiB usable`."""
+    """Needed and usable bytes as a predicate: `needs 25.9 GiB, 18.1 GiB usable`."""
     return f"needs {room_words(needed, usable)}"
 
 
 def room_words(needed: float, usable: float) -> str:
-    """`25.9 GiB, 18.1 GiB usable`."""
+    """Needed and usable bytes as text: `25.9 GiB, 18.1 GiB usable`."""
     return f"{show_memory(needed)}, {show_memory(usable)} usable"
 
 
 def unit_of(size: float) -> tuple[str, int]:
-    """The binary unit in which a size reads best, and its bytes."""
+    """The largest binary unit that is not larger than `size` bytes, and the unit's bytes."""
     return next((unit for unit in _UNITS if size >= unit[1]), _UNITS[-1])

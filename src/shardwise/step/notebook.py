@@ -1,4 +1,4 @@
-"""How records display in notebooks: rooms above register what draws them."""
+"""Display of records in notebooks: higher layers register a renderer here."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _registered: list[Renderer] = []
 
 
 def register_renderer(renderer: Renderer) -> None:
-    """Let `renderer` turn a Plan, a StepProfile or a Comparison into HTML."""
+    """Register a function that turns a Plan, a StepProfile or a Comparison into HTML."""
     _registered.append(renderer)
 
 
 def html_of(record: object) -> str:
-    """HTML of a Plan, a StepProfile or a Comparison, by the renderer registered last."""
+    """HTML of a Plan, a StepProfile or a Comparison, from the renderer registered last."""
     return _registered[-1](record)

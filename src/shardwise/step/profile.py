@@ -18,7 +18,7 @@ from shardwise.step.notebook import html_of
 
 SCHEMA = 1
 
-# The axis of a group that is named otherwise.
+# The mesh axis of a group that has another name.
 _AXIS = {"reshard": "shard"}
 
 Verdict = Literal["fits", "at risk", "does not fit"]
@@ -34,7 +34,7 @@ class Provenance(NamedTuple):
 
 
 class MemoryProfile(NamedTuple):
-    """Memory of the fullest device. `terms` are those alive at the peak and sum to it."""
+    """Memory of the fullest device. `terms` are the bytes at the peak by term, and sum to it."""
 
     peak_allocated_bytes: int
     terms: Mapping[str, int]
@@ -42,18 +42,18 @@ class MemoryProfile(NamedTuple):
     verdict: Verdict | None = None
     capacity_bytes: int | None = None
     peak_reserved_bytes: tuple[int, int] | None = None
-    # With what a process holds outside the allocator.
+    # Bytes the process occupies, with those outside the allocator: from, to.
     occupied_bytes: tuple[int, int] | None = None
     peak_phase: str | None = None
     phases: Mapping[str, int] | None = None
     host_bytes: int | None = None
-    # Tensors at the peak and allocator overhead: it fits where that is within the usable memory.
+    # Tensors at the peak plus allocator overhead; a step fits if this is at most the usable bytes.
     needed_bytes: int | None = None
     usable_bytes: int | None = None
 
 
 class CollectiveProfile(NamedTuple):
-    """One kind of collective: `bytes` is the whole group's message, summed over the calls."""
+    """One kind of collective in a step: `bytes` is the full group's message, summed over calls."""
 
     op: str
     group: str
@@ -63,7 +63,7 @@ class CollectiveProfile(NamedTuple):
 
     @property
     def sent_bytes(self) -> float:
-        """What a rank sends in a bandwidth-optimal (ring) algorithm."""
+        """Bytes a rank sends in a bandwidth-optimal (ring) algorithm, summed over calls."""
         factor = 2.0 if self.op == "all_reduce" else 1.0
         return factor * (self.group_size - 1) / self.group_size * self.bytes
 
@@ -78,10 +78,10 @@ class WorkProfile(NamedTuple):
 
 
 class TimeProfile(NamedTuple):
-    """Seconds of one step. The parts below, where known, sum to it.
+    """Seconds of one step. Compute, exposed communication, exposed copies and optimizer sum to it.
 
-    A prediction has an interval that nine of ten runs fall into; a measurement has a spread, the
-    10th and 90th percentile over its steps.
+    A prediction has an interval that contains nine of ten runs; a measurement has a spread, the
+    10th and 90th percentile of its steps.
     """
 
     step_s: float
@@ -91,13 +91,13 @@ class TimeProfile(NamedTuple):
     exposed_communication_s: float | None = None
     exposed_copy_s: float | None = None
     optimizer_s: float | None = None
-    # Of exposed communication: that inside blocks, among devices of a tensor and a context group.
+    # Parts of the exposed communication: collectives of tensor groups, and of context groups.
     tensor_s: float | None = None
     context_s: float | None = None
 
 
 class ThroughputProfile(NamedTuple):
-    """Tokens per second over all devices and per device, and the share of the peak used."""
+    """Tokens per second over all devices and per device, MFU and HFU."""
 
     tokens_per_s: float
     tokens_per_s_per_device: float
@@ -114,7 +114,7 @@ class StepProfile(NamedTuple):
     cluster: Mapping[str, Any]
     job: Mapping[str, Any]
     strategy: Mapping[str, Any]
-    # Absent where it was not measured.
+    # None if memory was not measured.
     memory: MemoryProfile | None
     traffic: tuple[CollectiveProfile, ...]
     work: WorkProfile | None = None
@@ -124,7 +124,7 @@ class StepProfile(NamedTuple):
 
     @property
     def known_memory(self) -> MemoryProfile:
-        """The memory of a profile that has it, as every prediction does."""
+        """The memory profile; only for profiles that have one, as every prediction does."""
         assert self.memory is not None
         return self.memory
 
@@ -144,14 +144,17 @@ class StepProfile(NamedTuple):
         return html_of(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """The profile as `--json` prints it."""
         plain: dict[str, Any] = {"schema": SCHEMA, **_plain(self)}
         plain["provenance"]["from"] = plain["provenance"].pop("origin")
         return plain
 
 
 def read_profile(told: object, where: str) -> StepProfile:
-    """Read the output of `--json`; unknown keys are ignored."""
+    """A StepProfile from the output of `--json`; unknown keys are ignored.
+
+    Raises SpecError, whose message begins with `where`.
+    """
     from pydantic import TypeAdapter, ValidationError
 
     try:
@@ -171,7 +174,7 @@ def read_profile(told: object, where: str) -> StepProfile:
 
 
 def _check(profile: StepProfile) -> None:
-    """Raise ValueError for numbers that are impossible."""
+    """Raise ValueError for impossible numbers."""
     _check_sizes(profile.to_dict(), "")
     devices = profile.cluster.get("devices")
     if not isinstance(devices, int) or devices < 1:
@@ -194,6 +197,7 @@ def _check(profile: StepProfile) -> None:
 
 
 def _check_sizes(value: object, where: str) -> None:
+    """Raise ValueError for a number in the JSON that is negative or absurdly large."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             _check_sizes(part, f"{where}.{key}" if where else str(key))
@@ -210,7 +214,7 @@ def read_profile_file(path: Path) -> StepProfile:
 
 
 def _known(record: type, told: Any) -> Any:
-    """Keep only keys that are fields of the record and of the records in it."""
+    """The JSON value with only the keys that are fields of the record and of its parts."""
     parts = {"provenance": Provenance, "memory": MemoryProfile, "traffic": CollectiveProfile,
              "work": WorkProfile, "time": TimeProfile,
              "throughput": ThroughputProfile}  # fmt: skip
@@ -228,7 +232,7 @@ def _known(record: type, told: Any) -> Any:
 def throughput_of(
     work: WorkProfile, step_s: float, devices: int, peak_flops: float | None
 ) -> ThroughputProfile:
-    """Tokens per second of a step, and MFU where the peak of the device is known."""
+    """Tokens per second of a step, and MFU and HFU if the device's peak is given."""
     rate = work.tokens / step_s
     ideal = devices * peak_flops if peak_flops else None
     return ThroughputProfile(
@@ -243,10 +247,10 @@ def throughput_of(
 def by_operation(
     traffic: Iterable[CollectiveProfile],
 ) -> dict[tuple[str, int, str], tuple[int, int]]:
-    """Calls and bytes by what a counter can see: the operation, the size and axis of its group.
+    """Calls and bytes by operation, group size and axis, which is what a counter can observe.
 
-    Groups that FSDP reshards to are part of the axis it shards over. An axis that spans all
-    processes uses the group of all processes, so the two cannot be told apart.
+    Groups that FSDP reshards to count as the shard axis. An axis that spans all processes uses the
+    group of all processes, so these two are merged.
     """
     traffic = [one for one in traffic if one.group_size > 1]
     axes = {one.group_size: _AXIS.get(one.group, one.group) for one in traffic
@@ -261,14 +265,14 @@ def by_operation(
 
 
 def relative_error(predicted: float, measured: float) -> float | None:
-    """How far the prediction is from what was measured, as a share of the measurement."""
+    """Relative error predicted / measured - 1; if `measured` is 0, 0.0 if both are, else None."""
     if measured == 0:
         return 0.0 if predicted == 0 else None
     return predicted / measured - 1
 
 
 def _plain(value: Any) -> Any:
-    """Records as dictionaries without their unknown fields."""
+    """A value for JSON: NamedTuples and mappings as dicts without None, tuples as lists."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):

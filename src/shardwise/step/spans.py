@@ -17,7 +17,7 @@ KINDS: tuple[Kind, ...] = ("compute", "communication", "copy")
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Timeline:
-    """Spans in any order. Texts are dictionary-encoded: columns index into lists of names.
+    """Spans as columns, in any order. The columns lane, name and unit are indices into the lists.
 
     `unit` is -1 for a span without an FSDP unit; `bytes` is 0 for a span that moves no data.
     """
@@ -41,17 +41,18 @@ class Timeline:
 
     @property
     def window(self) -> tuple[int, int]:
-        """From the first start to the last end."""
+        """Nanoseconds of the first start and the last end; (0, 0) without spans."""
         if not len(self):
             return (0, 0)
         return int(self.start_ns.min()), int(self.end_ns.max())
 
     def of_kind(self, kind: Kind) -> npt.NDArray[np.bool_]:
+        """Mask of the spans of a kind."""
         chosen: npt.NDArray[np.bool_] = self.kind == KINDS.index(kind)
         return chosen
 
     def cut(self, window: tuple[int, int], begin: int | None = None) -> Timeline:
-        """Spans clipped to `window`, on a clock that starts with it (or at `begin`)."""
+        """A copy with spans clipped to `window` (ns); its clock starts at the window or `begin`."""
         start, end = window
         zero = start if begin is None else begin
         inside = (self.end_ns > start) & (self.start_ns < end)
@@ -70,7 +71,7 @@ class Timeline:
         )
 
     def covered(self, kind: Kind) -> Intervals:
-        """All instants in which at least one span of this kind runs."""
+        """The intervals in which at least one span of this kind runs."""
         chosen = self.of_kind(kind)
         return union(self.start_ns[chosen], self.end_ns[chosen])
 
@@ -98,6 +99,7 @@ class TimelineBuilder:
         unit: str | None = None,
         moved_bytes: int = 0,
     ) -> None:
+        """Add a span; times are in seconds, `moved_bytes` is 0 if it moves no data."""
         self._rows.append(
             (
                 self.lane(lane),

@@ -1,4 +1,4 @@
-"""Words and numbers as every screen and page writes them: terms, verdicts, shares, ratios."""
+"""Text for terms, verdicts, shares and ratios, the same on every screen and page."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from shardwise.spec.mesh import Mesh
 from shardwise.spec.strategy_words import KIND_NAMES, mesh_words
 from shardwise.step.profile import StepProfile, Verdict
 
+# Nanoseconds of a millisecond.
 MILLISECOND = 1e6
-# Of good and bad news on a terminal.
+# Terminal colours by tone.
 COLOURS = {"good": "green", "fair": "yellow", "bad": "red"}
 
-# In the order of a bar: model states first, then what is allocated and freed within a step.
+# Names of memory terms, in the order of a bar: model states first, then memory of a step.
 TERMS = {
     "parameters": "parameters",
     "gradients": "gradients",
@@ -30,7 +31,7 @@ TERMS = {
 
 
 class VerdictWords(NamedTuple):
-    """A verdict as a predicate, and its tone: good, fair or bad."""
+    """A verdict as a predicate ("fits"), and its tone: good, fair or bad."""
 
     words: str
     tone: str
@@ -44,7 +45,7 @@ VERDICTS: dict[Verdict, VerdictWords] = {
 
 
 def strategy_words(profile: StepProfile) -> str:
-    """The layout of a profile: "DDP", "ZeRO-3 in groups of 8"."""
+    """The layout of a profile as words: "DDP", "ZeRO-3 in groups of 8"."""
     fields = profile.strategy
     shard, replicate = fields.get("shard") or 1, fields.get("replicate") or 1
     mesh = Mesh(replicate, shard, fields.get("context", 1), fields.get("tensor", 1))
@@ -53,7 +54,7 @@ def strategy_words(profile: StepProfile) -> str:
 
 
 def parallelism_words(kinds: Sequence[str]) -> str:
-    """`tensor parallelism`, `expert, tensor and context parallelism`."""
+    """Kinds of parallelism as words: `expert, tensor and context parallelism`."""
     *first, last = kinds
     return f"{', '.join(first)} and {last} parallelism" if first else f"{last} parallelism"
 
@@ -61,9 +62,9 @@ def parallelism_words(kinds: Sequence[str]) -> str:
 def collective_names(
     collectives: Iterable[tuple[str, int, str]],
 ) -> dict[tuple[str, int, str], str]:
-    """Collectives (operation, size and axis of the group) in words: `all-gather, groups of 8`.
+    """Names of collectives (operation, group size, axis): `all-gather, groups of 8`.
 
-    The axis is named where it is tensor or context, or where two would have one name: `all-gather,
+    The axis is named if it is tensor or context, or if two names would be equal: `all-gather,
     tensor 8`.
     """
     found = set(collectives)
@@ -77,17 +78,17 @@ def collective_names(
 
 
 def percent(share: float, digits: int = 0) -> str:
-    """A share: `38%`, and `0%` for what rounds to nothing from below."""
+    """A share as text: `38%`; zero has no sign."""
     return f"{share:z,.{digits}%}"
 
 
 def signed_percent(change: float, digits: int = 0) -> str:
-    """A relative change: `+4%`, `-2%`, and `0%` without a sign for what rounds to nothing."""
+    """A relative change as text: `+4%`, `-2%`; `0%` without a sign if it rounds to zero."""
     return _without_sign_of_zero(f"{change:+z,.{digits}%}")
 
 
 def percent_points(change: float, digits: int = 1) -> str:
-    """A difference of two shares: `+3.9 points`, `-0.4 points`, `0.0 points`."""
+    """A difference of two shares as text: `+3.9 points`, `-0.4 points`, `0.0 points`."""
     return _without_sign_of_zero(f"{change * 100:+z,.{digits}f}") + " points"
 
 
@@ -96,12 +97,12 @@ def _without_sign_of_zero(text: str) -> str:
 
 
 def comparison_words(error: float) -> str:
-    """The error of comparison, as screens and pages write it."""
+    """The comparison error as text: `within 2.0%, the error of comparison`."""
     return f"within {percent(error, 1)}, the error of comparison"
 
 
 def pace(ratio: float) -> str:
-    """A speed against another: `2.2x as fast`, `9% faster`, `4% slower`, `as fast`."""
+    """A ratio of speeds as text: `2.2x as fast`, `9% faster`, `4% slower`, `as fast`."""
     if ratio >= 2:
         return f"{ratio:,.1f}x as fast"
     change = percent(abs(ratio - 1))
@@ -111,12 +112,12 @@ def pace(ratio: float) -> str:
 
 
 def multiple(ratio: float) -> str:
-    """A ratio: `3.2x`, with more digits below 0.1."""
+    """A ratio as text: `3.2x`, with more digits below 0.1."""
     return f"{ratio:,.1f}x" if ratio >= 0.1 else f"{ratio:.2g}x"
 
 
 def span(low: float, high: float, show: Callable[[float], str]) -> str:
-    """`3% to 5%`; one value where both ends read the same."""
+    """A range as text: `3% to 5%`, or one value if both ends are shown the same."""
     first, last = show(low), show(high)
     return first if first == last else f"{first} to {last}"
 
@@ -130,11 +131,14 @@ def error_words(error: float) -> tuple[str, str]:
 
 
 def milliseconds(nanoseconds: float, form: str, whole_from: float) -> str:
-    """Milliseconds without a unit, written in `form`; from `whole_from` on without decimals."""
+    """Nanoseconds as text in milliseconds without a unit, in the format `form`.
+
+    Without decimals from `whole_from` milliseconds on.
+    """
     value = nanoseconds / MILLISECOND
     return f"{value:,.0f}" if value >= whole_from else f"{value:{form}}"
 
 
 def capital(text: str) -> str:
-    """A text with its first letter as a capital."""
+    """The text with its first letter in upper case."""
     return text[:1].upper() + text[1:]

@@ -1,7 +1,8 @@
 """Units of a decoder-only transformer, from its ModelSpec alone (no torch).
 
-Each component below is written as PyTorch and transformers run it in eager mode with fused
-attention, because that decides what is saved for the backward.
+Functions that take a Graph record operations on it and return the output value. They record what
+PyTorch and transformers run in eager mode with fused attention, because that decides what is saved
+for the backward.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ def decoder_units(
     autocast: bool = False,
     division: Division = WHOLE,
 ) -> ModelUnits:
-    """The units of `model` at `seq_len`, computing in `dtype`, as one device has them.
+    """The units of `model` on one device, at sequence length `seq_len` and compute dtype `dtype`.
 
-    With `autocast` only matmuls and attention do; otherwise everything, as under a
-    mixed-precision policy of fully_shard.
+    With `autocast`, only matmuls and attention compute in `dtype`; otherwise everything does, as
+    under a mixed-precision policy of fully_shard.
     """
     model.check_seq_len(seq_len)
     _check_targets(model)
     division.check(model, seq_len)
     whole, model = model, _part(model, division.tensor)
     itemsize = DTYPE_BYTES[dtype]
-    # Autocast leaves the residual stream in the dtype of the weights it comes from.
+    # Under autocast the residual stream has the dtype of the stored weights.
     stored = DTYPE_BYTES[model.adapter.float_dtype] if model.adapter else FP32
     stream = stored if autocast else itemsize
-    # Nothing before the first block is trained where adapters are: its input needs no gradient.
+    # With an adapter nothing before the first block is trained, so its input needs no gradient.
     keys = [
         (model.attention_span(layer, seq_len), layer > 0 or model.adapter is None)
         for layer in range(model.layers)
@@ -70,7 +71,10 @@ def decoder_units(
 
 
 def _part(model: ModelSpec, tensor: int) -> ModelSpec:
-    """What a device of a tensor group holds of a model; the first, which holds the most."""
+    """The model as the first device of a tensor group holds it, which holds the most.
+
+    Heads, MLP width and vocabulary are divided by `tensor`, rounded up.
+    """
     if tensor == 1:
         return model
     sizes = ("heads", "kv_heads", "ffn", "vocab")
@@ -78,24 +82,28 @@ def _part(model: ModelSpec, tensor: int) -> ModelSpec:
 
 
 def _lookup(model: ModelSpec, division: Division, stream: int) -> Exchanges:
-    """A table divided by vocabulary: a device finds the rows it has, and zeros for others."""
+    """The collectives of an embedding lookup in a table that is divided along the vocabulary.
+
+    Each device looks up its own rows and gets zeros for others; the results are summed.
+    """
     if division.tensor == 1:
         return Exchanges()
     size = float(model.hidden * stream)
     if not division.sequence:
         return Exchanges(forward=(_between("all-reduce", size),))
     gathered, scattered = _between("all-gather", size), _between("reduce-scatter", size)
-    # A scaled table sums what it found before it scales it.
+    # A scaled embedding sums the lookups of all devices before it scales them.
     found = _between("all-reduce", size) if model.scaled_embedding else scattered
     return Exchanges(forward=(found,), backward=(gathered,))
 
 
 def _between(op: Operation, size: float, calls: int = 1) -> Exchange:
+    """Collectives of a tensor group, `size` bytes per token over all calls."""
     return Exchange("tensor", op, size, calls=calls)
 
 
 def _enter(graph: Graph, model: ModelSpec, x: Value) -> Value:
-    """Before matrices divided by columns: all tokens on every device of a tensor group."""
+    """Record the collective before column-parallel matrices, which need all tokens of a group."""
     division = graph.division
     if division.tensor == 1:
         return x
@@ -107,7 +115,7 @@ def _enter(graph: Graph, model: ModelSpec, x: Value) -> Value:
 
 
 def _leave(graph: Graph, model: ModelSpec, x: Value) -> Value:
-    """After a matrix divided by rows: the sum of what the devices of a tensor group made."""
+    """Record the collective after a row-parallel matrix, which sums the outputs of a group."""
     division = graph.division
     if division.tensor == 1:
         return x
@@ -120,7 +128,7 @@ def _leave(graph: Graph, model: ModelSpec, x: Value) -> Value:
 
 
 def _check_targets(model: ModelSpec) -> None:
-    """Raise SpecError for an adapter of a layer that the model has not."""
+    """Raise SpecError if the adapter targets a layer that the model does not have."""
     adapter = model.adapter
     if adapter is None or adapter.rank is None or adapter.targets == (ALL_LINEAR,):
         return
@@ -135,6 +143,7 @@ def _check_targets(model: ModelSpec) -> None:
 def _graph(
     model: ModelSpec, itemsize: int, stream: int, division: Division, needs: bool = True
 ) -> Graph:
+    """An empty graph whose input is the residual stream; `needs`: the input needs a gradient."""
     return Graph(
         itemsize=itemsize,
         input=Value(model.hidden / division.between, stream, needs=needs),
@@ -153,6 +162,7 @@ def _block(
     division: Division,
     compiled: bool,
 ) -> Unit:
+    """The unit of one block that attends to `span` keys; `needs`: its input needs a gradient."""
     graph = _graph(model, itemsize, stream, division, needs)
     x = graph.input
     if model.layout in ("parallel", "parallel_two_norms"):
@@ -173,7 +183,10 @@ def _block(
 
 
 def _root(model: ModelSpec, itemsize: int, stream: int, division: Division) -> Unit:
-    """The root unit. Only blocks are compiled: head and loss run in eager mode."""
+    """The root unit: embeddings, final norm, head and loss.
+
+    Only blocks are compiled: head and loss run in eager mode.
+    """
     graph = _graph(model, itemsize, stream, division)
     embeddings = _embeddings(model, graph)
     graph.parameters.clear()
@@ -195,19 +208,22 @@ def _root(model: ModelSpec, itemsize: int, stream: int, division: Division) -> U
 
 
 def _log_softmax(graph: Graph, logits: Value) -> Value:
-    """Over a divided vocabulary, ranks agree on the largest logit, on the sum of exponentials
-    and on the loss of each token.
+    """Record the log-softmax of the logits.
+
+    If the vocabulary is divided, ranks all-reduce the largest logit, the sum of exponentials and
+    the loss of each token.
     """
     if graph.division.tensor == 1:
         return graph.pointwise(logits, save_output=True)
     made = graph.pointwise(logits, save_output=True)
-    # Exponentials forward, and a gradient that is not made in place backward.
+    # Temporaries: exponentials in the forward, an out-of-place gradient in the backward.
     graph.ops[-1].scratch = graph.ops[-1].backward_scratch = logits.bytes
     graph.ops[-1].sent = (_between("all-reduce", 3.0 * logits.itemsize, calls=3),)
     return made
 
 
 def _embeddings(model: ModelSpec, graph: Graph) -> tuple[Parameter, ...]:
+    """Record the embedding tables of tokens and positions, and return all parameters so far."""
     graph.parameter("embedding.weight", model.vocab, model.hidden)
     if model.positions == "learned":
         rows = model.max_positions + model.position_offset
@@ -216,6 +232,7 @@ def _embeddings(model: ModelSpec, graph: Graph) -> tuple[Parameter, ...]:
 
 
 def _attention(graph: Graph, model: ModelSpec, x: Value, span: int) -> Value:
+    """Record the attention layer: projections, rotary positions, attention and output matrix."""
     width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
     bias, transposed = model.attention_bias, model.transposed_weights
     x = _enter(graph, model, x)
@@ -232,8 +249,8 @@ def _attention(graph: Graph, model: ModelSpec, x: Value, span: int) -> Value:
         q = _norm(graph, model, q, "attention.q_norm", heads=model.heads)
         k = _norm(graph, model, k, "attention.k_norm", heads=model.kv_heads)
     if model.positions == "rope":
-        # Rotated copies; with fused projections the values stay a view of the joined tensor.
-        # The tables have the residual stream's dtype, and so have the rotated tensors.
+        # Rotated copies; with fused projections v stays a view of the joined tensor. The rotary
+        # tables and the rotated tensors have the residual stream's dtype.
         q = graph.pointwise(q, output=graph.value(width, graph.input.itemsize))
         k = graph.pointwise(k, output=graph.value(kv_width, graph.input.itemsize))
     mixed = _attend(graph, model, q, k, v, span)
@@ -244,19 +261,19 @@ def _attention(graph: Graph, model: ModelSpec, x: Value, span: int) -> Value:
 
 
 def _attend(graph: Graph, model: ModelSpec, q: Value, k: Value, v: Value, span: int) -> Value:
-    """Attention over the whole sequence, of which a device of a context group has a part."""
+    """Record attention over full sequences, with the collectives of context parallelism."""
     width, division = model.heads * model.head_dim, graph.division
     attention = partial(graph.attention, heads=model.heads, width=width, span=span)
     if division.context == 1:
         return attention(q, k, v)
     if division.method == "ring":
-        # Keys and values are gathered for each pass; their gradients go round.
+        # Keys and values are gathered in both passes; their gradients are passed around the ring.
         both = 2.0 * model.kv_heads * model.head_dim * graph.itemsize
         gathered = Exchange("context", "all-gather", division.context * both)
         passed = Exchange("context", "all-to-all", division.context * both, calls=division.context)
         scratch = division.context * both
         return attention(q, k, v, sent=(gathered,), returned=(gathered, passed), scratch=scratch)
-    # All tokens of some heads, instead of some tokens of all heads.
+    # Ulysses: each device gets all tokens of some heads instead of some tokens of all heads.
     heads = math.lcm(model.kv_heads, division.context)
     if heads != model.kv_heads:
         repeated = heads * model.head_dim
@@ -266,12 +283,13 @@ def _attend(graph: Graph, model: ModelSpec, q: Value, k: Value, v: Value, span: 
 
 
 def _to_heads(graph: Graph, x: Value) -> Value:
-    """Exchange tokens for heads, or heads for tokens: as much goes out as comes in."""
+    """Record the all-to-all that exchanges tokens for heads, or back; the size does not change."""
     exchanged = (Exchange("context", "all-to-all", x.bytes),)
     return graph.exchange(x, x.width, exchanged, exchanged, scratch=x.bytes)
 
 
 def _mlp(graph: Graph, model: ModelSpec, x: Value, span: int = 0) -> Value:
+    """Record the MLP or the experts; `span` is ignored, as this is called like `_attention`."""
     if model.experts is not None:
         return _experts(graph, model, x)
     bias, transposed = model.mlp_bias, model.transposed_weights
@@ -291,6 +309,7 @@ def _mlp(graph: Graph, model: ModelSpec, x: Value, span: int = 0) -> Value:
 
 
 def _gated(graph: Graph, model: ModelSpec, gate: Value, up: Value, copies: int = 1) -> Value:
+    """Record activation(gate) · up; `copies` is the number of experts per token."""
     active = _activation(graph, model, gate, graph.value(copies * model.ffn))
     return graph.pointwise(active, up, saves=(active, up))
 
@@ -309,7 +328,7 @@ def _activation(graph: Graph, model: ModelSpec, x: Value, output: Value | None =
 
 
 def _experts(graph: Graph, model: ModelSpec, x: Value) -> Value:
-    """A routed mixture: every token goes to `experts_per_token` experts.
+    """Record a mixture of experts: every token is routed to `experts_per_token` experts.
 
     Assumes an even load; the actual load depends on the routing.
     """
@@ -336,11 +355,12 @@ def _experts(graph: Graph, model: ModelSpec, x: Value) -> Value:
 
 
 def _norm(graph: Graph, model: ModelSpec, x: Value, name: str, heads: int | None = None) -> Value:
+    """Record the model's kind of norm; with `heads`, a norm of queries or keys."""
     width = model.hidden if heads is None else round(x.width)
     if heads is not None and model.qk_norm == "head":
         width = model.head_dim
     rows = x.width / width
-    # A device sees some of the tokens, or of the heads, that the weights are for.
+    # A device sees only some of the tokens or heads, so gradients of the weights must be summed.
     divided = graph.division.tensor > 1 and (graph.division.sequence or heads is not None)
     if model.norm == "layernorm":
         return _layernorm(graph, model, x, name, divided)
@@ -367,6 +387,10 @@ def _norm(graph: Graph, model: ModelSpec, x: Value, name: str, heads: int | None
 
 
 def _norm_parameter(graph: Graph, name: str, width: int, divided: bool) -> int:
+    """Record a norm's parameter, and return the elements of its gradient.
+
+    With `divided`, a tensor group all-reduces the gradient.
+    """
     if divided:
         graph.reduced.append(Exchange("tensor", "all-reduce", 0.0, elements=width))
     return graph.parameter(name, width)

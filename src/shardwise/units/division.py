@@ -1,9 +1,9 @@
-"""How the devices that work on the same sequences divide a model among them.
+"""Tensor and context parallelism: how devices divide a model and its sequences.
 
-Tensor parallelism divides matrices: heads of attention, the width of the MLP, the vocabulary.
-With sequence parallelism, what lies between matrices is divided along the sequence. Context
-parallelism divides sequences: attention then exchanges heads for parts of the sequence (Ulysses),
-or keys and values go round (ring).
+Tensor parallelism divides matrices: attention heads, the width of the MLP, the vocabulary. With
+sequence parallelism, activations between matrices are divided along the sequence. Context
+parallelism divides sequences: attention then exchanges tokens for heads (Ulysses), or passes keys
+and values around (ring).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Division(NamedTuple):
     """Degrees of tensor and context parallelism, and how each is done."""
 
     tensor: int = 1
-    # Between matrices, along the sequence.
+    # Sequence parallelism: activations between matrices are divided along the sequence.
     sequence: bool = True
     context: int = 1
     method: ContextMethod = "ulysses"
 
     @classmethod
     def of(cls, strategy: Strategy) -> Division:
-        """Settings without effect take their default, so that equal divisions are equal."""
+        """The division of a strategy; settings without effect take their default values."""
         return cls(
             strategy.tensor,
             strategy.sequence_parallel or strategy.tensor == 1,
@@ -40,11 +40,11 @@ class Division(NamedTuple):
 
     @property
     def between(self) -> int:
-        """Among how many devices of a tensor group what lies between matrices is divided."""
+        """Number of devices of a tensor group that divide activations between matrices."""
         return self.tensor if self.sequence else 1
 
     def check(self, model: ModelSpec, seq_len: int) -> None:
-        """Raise SpecError for a model that cannot be divided so."""
+        """Raise SpecError if a model cannot be divided in this way at this sequence length."""
         problems = problems_of_division(model, self, seq_len)
         if problems:
             raise SpecError(problems)
@@ -54,12 +54,12 @@ WHOLE = Division()
 
 
 class Exchange(NamedTuple):
-    """Collectives of one kind: bytes of the group's message per token, and whatever the tokens."""
+    """Collectives of one kind; `bytes` is the full group's message per token, over all `calls`."""
 
     axis: Literal["tensor", "context"]
     op: Operation
     bytes: float
-    # Of gradients: elements, in the dtype that gradients have.
+    # Gradient elements, in the gradients' dtype; they do not grow with the tokens.
     elements: int = 0
     calls: int = 1
 
@@ -69,9 +69,9 @@ class Exchanges(NamedTuple):
 
     forward: tuple[Exchange, ...] = ()
     backward: tuple[Exchange, ...] = ()
-    # Those of the forward that recomputation repeats.
+    # Collectives of the forward that recomputation repeats.
     again: tuple[Exchange, ...] = ()
-    # Of gradients, wherever those are reduced.
+    # Collectives of gradients, which run when gradients are reduced.
     reduced: tuple[Exchange, ...] = ()
 
     def __bool__(self) -> bool:
@@ -82,7 +82,7 @@ NO_EXCHANGES = Exchanges()
 
 
 def together(exchanges: Sequence[Exchange]) -> tuple[Exchange, ...]:
-    """Those of one kind as one."""
+    """Sum exchanges with the same axis and operation into one each."""
     found: dict[tuple[str, str], Exchange] = {}
     for one in exchanges:
         key = (one.axis, one.op)
@@ -96,7 +96,7 @@ def together(exchanges: Sequence[Exchange]) -> tuple[Exchange, ...]:
 
 
 def problems_of_division(model: ModelSpec, division: Division, seq_len: int) -> list[str]:
-    """Why a model cannot be divided so, in a sentence each."""
+    """Reasons why a model cannot be divided in this way, one sentence each; empty if it can."""
     tensor, context = division.tensor, division.context
     problems = []
     if max(tensor, context) > 1 and model.experts is not None:
@@ -127,6 +127,7 @@ def problems_of_division(model: ModelSpec, division: Division, seq_len: int) -> 
 
 
 def _problems_of_context(model: ModelSpec, division: Division, seq_len: int) -> list[str]:
+    """Reasons why context parallelism cannot divide a model or its sequences."""
     tensor, context = division.tensor, division.context
     problems = []
     if model.positions == "alibi":

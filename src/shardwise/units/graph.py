@@ -11,18 +11,8 @@ from dataclasses import dataclass, field
 
 from shardwise.spec.adapter import Adapter
 from shardwise.units.division import WHOLE, Division, Exchange, Exchanges, together
-from shardwise.units.unit import (
-    DEQUANTISING_BYTES,
-    POLICIES,
-    Kept,
-    Moment,
-    Parameter,
-    Policy,
-    Stage,
-    frozen,
-    mean_width,
-    prune,
-)
+from shardwise.units.stage import POLICIES, Kept, Moment, Policy, Stage, mean_width, prune
+from shardwise.units.unit import DEQUANTISING_BYTES, Parameter, frozen
 
 
 @dataclass(eq=False, repr=False)
@@ -32,7 +22,7 @@ class Value:
     width: float
     itemsize: int
     logits: bool = False
-    # Whether its gradient is needed: something that made it is trained.
+    # Whether a gradient is needed: something this tensor was computed from is trained.
     needs: bool = True
 
     @property
@@ -45,23 +35,23 @@ class Op:
     """One operation. `saves` are the tensors autograd holds for its backward."""
 
     output: Value
-    # An alias passes its output's gradient to its inputs.
     inputs: tuple[Value, ...]
     saves: tuple[Value, ...] = ()
-    # Of the trained parameters it reads.
+    # Elements of the trained parameters that the operation reads.
     parameter_elements: int = 0
     matmul_flops: float = 0.0
-    # Of a product of all experts: its rows per token.
+    # Rows per token of a grouped product of all experts; 0 for others.
     routed: float = 0.0
     attention_flops: float = 0.0
     attention_span: int = 0
     head_dim: int = 0
+    # Whether the output's gradient is passed unchanged to the inputs.
     alias: bool = False
-    # Element-wise: a compiler can fuse it, and compute it again instead of saving its output.
+    # Element-wise: a compiler can fuse it, and recompute it instead of saving its output.
     pointwise: bool = False
     # One kernel whose backward allocates no full-size temporary.
     fused: bool = False
-    # The matrix it reads, if that can be quantised.
+    # Name of the matrix that the operation reads, if that matrix can be quantised.
     quantised: str | None = None
     # Collectives of its forward and of its backward.
     sent: tuple[Exchange, ...] = ()
@@ -72,17 +62,18 @@ class Op:
 
     @property
     def saves_own_output(self) -> bool:
+        """Whether the operation saves anything else than its inputs."""
         return any(saved not in self.inputs for saved in self.saves)
 
     @property
     def gradient_flops(self) -> float:
-        """A product of its own for the gradient of the input, and of the weights, if needed."""
+        """Matmul FLOPs of the backward: one product for each gradient needed, input and weights."""
         products = any(x.needs for x in self.inputs) + (self.parameter_elements > 0)
         return products * self.matmul_flops
 
     @property
     def reduces_in_backward(self) -> bool:
-        """Whether the backward sums a temporary of full width to a narrower gradient."""
+        """Whether the backward reduces a full-width temporary to a narrower gradient."""
         narrow = any(x.width < self.output.width for x in self.inputs)
         return self.pointwise and not self.fused and (narrow or self.parameter_elements > 0)
 
@@ -95,10 +86,10 @@ class Graph:
     # and norms keep their own dtype, and each matmul casts its input.
     itemsize: int
     input: Value
-    # What is trained; None trains everything.
+    # Decides what is trained; None trains everything.
     adapter: Adapter | None = None
     division: Division = WHOLE
-    # The names transformers gives to linear layers, by those used here.
+    # Names of linear layers in transformers, by the names used here.
     linear_names: Mapping[str, str] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
     parameters: list[Parameter] = field(default_factory=list)
@@ -109,6 +100,7 @@ class Graph:
     reduced: list[Exchange] = field(default_factory=list)
 
     def _run(self, op: Op) -> Value:
+        """Append an operation and return its output; saves nothing if no gradient is needed."""
         op.output.needs = any(x.needs for x in op.inputs) or op.parameter_elements > 0
         if not op.output.needs:
             op.saves = ()
@@ -116,12 +108,13 @@ class Graph:
         return op.output
 
     def value(self, width: float, itemsize: int | None = None, logits: bool = False) -> Value:
+        """A new tensor of `width` elements per token, by default in the compute dtype."""
         return Value(width, self.itemsize if itemsize is None else itemsize, logits)
 
     def parameter(self, name: str, *shape: int, matrix: bool = False) -> int:
-        """Record a parameter of the model; returns the elements of its gradient.
+        """Record a parameter of the model; returns the elements of its gradient, 0 if frozen.
 
-        The `matrix` of a linear layer can be quantised.
+        `matrix` marks the weight of a linear layer in a block, which can be quantised.
         """
         if self.adapter is None:
             parameter = Parameter(name=name, shape=shape)
@@ -131,7 +124,7 @@ class Graph:
         return parameter.numel if parameter.trainable else 0
 
     def _added(self, name: str, *shape: int) -> int:
-        """Record a parameter of an adapter: always trained."""
+        """Record a parameter of an adapter, which is always trained; returns its elements."""
         parameter = Parameter(name=name, shape=shape)
         self.parameters.append(parameter)
         return parameter.numel
@@ -147,6 +140,10 @@ class Graph:
         logits: bool = False,
         tied: bool = False,
     ) -> Value:
+        """Record a linear layer with its parameters, and LoRA if it has an adapter.
+
+        A `tied` layer has no weight of its own.
+        """
         width = round(x.width)
         shape = (width, out) if transposed else (out, width)
         if tied:
@@ -163,11 +160,11 @@ class Graph:
         return self._adapted(self.adapter, x, product, name)
 
     def _adapted(self, adapter: Adapter, x: Value, product: Value, name: str) -> Value:
-        """LoRA beside a linear layer: its input through two narrow matrices, scaled and added."""
+        """Record LoRA of a linear layer: its input times two narrow matrices, scaled and added."""
         assert adapter.rank is not None
         width, out, rank = round(x.width), round(product.width), adapter.rank
         if adapter.dropout:
-            # The mask has a byte per element; the dropped input is a tensor of its own.
+            # The mask has a byte per element; the input after dropout is a new tensor.
             x = self.pointwise(x, saves=(Value(x.width, 1),))
         first = self._added(f"{name}.lora_A.weight", rank, width)
         second = self._added(f"{name}.lora_B.weight", out, rank)
@@ -181,7 +178,7 @@ class Graph:
     def matmul(
         self, x: Value, out: float, elements: int, flops: float, *, logits: bool = False
     ) -> Value:
-        """A product with `elements` of weights; its backward needs the input."""
+        """Record a product with `elements` trained weight elements, which saves its input."""
         x = self.cast(x, self.itemsize)
         return self._run(
             Op(
@@ -195,7 +192,7 @@ class Graph:
         )
 
     def cast(self, x: Value, itemsize: int) -> Value:
-        """A cast; returns the same tensor if the dtype does not change."""
+        """Record a cast; returns the same tensor if the dtype does not change."""
         if x.itemsize == itemsize:
             return x
         output = self.value(x.width, itemsize, x.logits)
@@ -211,7 +208,7 @@ class Graph:
         output: Value | None = None,
         fused: bool = False,
     ) -> Value:
-        """An element-wise operation shaped like its first input."""
+        """Record an element-wise operation; by default its output is like its first input."""
         first = inputs[0]
         made = output or self.value(first.width, itemsize or first.itemsize, first.logits)
         saved = (*saves, made) if save_output else tuple(saves)
@@ -227,7 +224,7 @@ class Graph:
         )
 
     def residual(self, x: Value, branch: Value) -> Value:
-        """x + branch: both get the same gradient tensor in the backward."""
+        """Record x + branch; both get the same gradient tensor in the backward."""
         output = self.value(x.width, x.itemsize)
         return self._run(Op(output=output, inputs=(x, branch), alias=True, pointwise=True))
 
@@ -244,9 +241,10 @@ class Graph:
         returned: tuple[Exchange, ...] = (),
         scratch: float = 0.0,
     ) -> Value:
-        """Fused attention: no score matrix, but one log-sum-exp per head and token.
+        """Record fused attention: it saves no score matrix, but one log-sum-exp per head and token.
 
-        Keys and values may be exchanged inside it.
+        `sent` and `returned` are collectives of its forward and backward, `scratch` the bytes of
+        temporaries during both.
         """
         output = self.value(width)
         statistics = self.value(heads, 4)
@@ -274,17 +272,17 @@ class Graph:
         returned: tuple[Exchange, ...],
         scratch: float = 0.0,
     ) -> Value:
-        """A collective among the devices that divide this block, and that of its gradient.
+        """Record a collective among the devices that divide this block, and its backward.
 
-        `scratch` are bytes of the copy that a collective makes of what it does not find in order.
-        Where nothing is sent, the tensor itself goes on.
+        `width` is the output's. `scratch` is bytes of the copy that a collective makes of data that
+        is not contiguous. Without `sent` collectives, the output is the input itself.
         """
         output = self.value(width, x.itemsize) if sent else x
         return self._run(
             Op(
                 output=output,
                 inputs=(x,),
-                # Where nothing comes back, the gradient is passed on as it is.
+                # Without a collective in the backward, the gradient is passed on unchanged.
                 alias=not returned,
                 sent=sent,
                 returned=returned,
@@ -294,6 +292,7 @@ class Graph:
         )
 
     def norm_statistics(self, per_token: float) -> Value:
+        """A new fp32 tensor of `per_token` elements, such as a norm's mean."""
         return self.value(per_token, 4)
 
     # ---- results ----------------------------------------------------------------------------
@@ -330,19 +329,20 @@ class Graph:
         )
 
     def _moved(self) -> float:
-        """Bytes that element-wise operations of a forward read and write, one by one."""
+        """Bytes per token that a forward's element-wise operations read and write, one by one."""
         pointwise = [op for op in self.ops if op.pointwise]
         return sum(op.output.bytes + sum(x.bytes for x in op.inputs) for op in pointwise)
 
     def _moved_fused(self) -> float:
-        """The same where a compiler runs neighbours in one kernel: what comes in and goes out.
+        """Bytes per token that element-wise operations read and write when fused by a compiler.
 
-        A product between them ends the kernel.
+        Neighbouring operations run in one kernel, of which only inputs and outputs count. A matmul
+        or attention between two operations separates their kernels.
         """
         group: dict[Op, int] = {}
-        # An operation in place makes a value again: the last one before counts.
+        # An in-place operation produces a value again: the last producer so far counts.
         made_by: dict[Value, Op] = {}
-        # Products and attention that have to be done before an operation.
+        # Number of matmuls and attentions on the longest path to an operation.
         behind: dict[Op, int] = {}
         members: list[list[Op]] = []
         for op in self.ops:
@@ -364,7 +364,7 @@ class Graph:
         return sum(self._passed(set(ops)) for ops in members)
 
     def _passed(self, ops: set[Op]) -> float:
-        """Bytes of the values that a kernel of these operations reads and writes."""
+        """Bytes per token that one kernel of these operations reads and writes."""
         made = {op.output for op in ops}
         read = {x for op in ops for x in op.inputs} - made
         outside = [op for op in self.ops if op not in ops]
@@ -372,6 +372,7 @@ class Graph:
         return sum(value.bytes for value in read | (made & needed))
 
     def _exchanges(self) -> Exchanges:
+        """All collectives of the recorded operations, by the pass in which they run."""
         stop = self._recompute_stop()
         return Exchanges(
             forward=together([one for op in self.ops for one in op.sent]),
@@ -381,7 +382,7 @@ class Graph:
         )
 
     def _saved_values(self, compiled: bool) -> list[tuple[Value, ...]]:
-        """The values saved for the backward, per operation."""
+        """The values saved for the backward, for each operation."""
         if not compiled:
             return [op.saves for op in self.ops]
         # A compiler recomputes element-wise results in the backward from their inputs, unless a
@@ -403,6 +404,7 @@ class Graph:
         ]
 
     def _kept(self, policy: Policy, saves: list[tuple[Value, ...]]) -> Kept:
+        """Bytes saved and FLOPs recomputed per token under a recompute policy."""
         saved = _unique(saves)
         if policy == "none":
             return Kept(activation_bytes=_bytes(saved, False), logit_bytes=_bytes(saved, True))
@@ -429,7 +431,7 @@ class Graph:
     def _saved_by_selective(self) -> list[Op]:
         """Operations whose outputs selective recompute saves: attention and every other matmul.
 
-        Products of all experts in one kernel are none of the operations that torch then saves.
+        Grouped products of all experts are not among the operations that torch then saves.
         """
         matmuls = [op for op in self.ops if op.matmul_flops > 0 and not op.routed]
         return [op for op in self.ops if op.attention_flops > 0] + matmuls[::2]
@@ -444,6 +446,7 @@ class Graph:
         return last + 1 if last >= 0 and self.ops[last].saves_own_output else last
 
     def _forward(self, saves: list[tuple[Value, ...]]) -> tuple[Moment, ...]:
+        """Memory during each operation of the forward, if it saves `saves`; the possible peaks."""
         last_use: dict[Value, int] = {}
         for index, op in enumerate(self.ops):
             for x in (*op.inputs, op.output):
@@ -465,7 +468,7 @@ class Graph:
         return prune(moments)
 
     def _backward(self, saves: list[tuple[Value, ...]]) -> list[Moment]:
-        """Memory after each operation of the backward, which frees saved values."""
+        """Memory during each operation of the backward, after which its saved values are freed."""
         readers: dict[Value, int] = {}
         for saved in saves:
             for value in saved:
@@ -505,6 +508,7 @@ class Graph:
 
 
 def _unique(saves: Sequence[tuple[Value, ...]]) -> list[Value]:
+    """All saved values, each once."""
     return list(dict.fromkeys(value for saved in saves for value in saved))
 
 
@@ -515,7 +519,11 @@ def _moment(
     copied_bytes: float,
     scratch: float = 0.0,
 ) -> Moment:
-    """The live values, and a copy of the operation's matrix if it can be quantised."""
+    """The memory of these live values and of temporaries, during an operation.
+
+    `gradients` is the number of gradient elements so far; `copied_bytes` is bytes per element of a
+    copy of the operation's matrix, if the matrix can be quantised.
+    """
     logits = op.output.logits
     return Moment(
         activation_bytes=_bytes(live, False) + (0.0 if logits else scratch),
@@ -527,4 +535,5 @@ def _moment(
 
 
 def _bytes(values: Sequence[Value] | dict[Value, None], logits: bool | None) -> float:
+    """Bytes per token of values: only logits, only others, or all for None."""
     return sum(v.bytes for v in values if logits is None or v.logits == logits)

@@ -1,13 +1,13 @@
-"""Units of any model of a run. The only place where planning imports torch, on demand."""
+"""Load the units of any model. The only place where planning imports torch, on demand."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
 
-from shardwise.progress import progress_line
 from shardwise.spec.lookup import Model, ModuleRef
 from shardwise.spec.model import ModelSpec
+from shardwise.spec.progress import progress_line
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from shardwise.units.decoder import decoder_units
@@ -17,7 +17,7 @@ from shardwise.units.unit import ModelUnits
 
 
 def load_units(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
-    """The units of a model as a strategy computes them."""
+    """The units of a model at a sequence length, with a strategy's dtypes and parallelism."""
     units = _loaded(model, seq_len, strategy)
     if strategy.linear_dtype is None:
         return units
@@ -25,10 +25,10 @@ def load_units(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
 
 
 def _loaded(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
-    """Units by formulas for a ModelSpec, else by tracing the module.
+    """The units by formulas for a ModelSpec, else by tracing the module.
 
-    Formulas do not know the names of all parameters: a subset of them that is trained in full is
-    traced.
+    Formulas do not know the names of all parameters, so a ModelSpec whose adapter trains named
+    parameters in full is traced too.
     """
     dtype, autocast = strategy.param_dtype, strategy.autocast
     by_formulas = model.adapter is None or not model.adapter.train
@@ -51,7 +51,7 @@ def _loaded(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
 
 
 def _why_not_traceable(model: Model) -> str:
-    """Why a model without formulas cannot be traced, in a sentence; empty where it can."""
+    """Why a model cannot be traced, in a sentence; empty if it can."""
     from shardwise.spec.huggingface import config_table, without_formulas
 
     torch = find_spec("torch") is not None

@@ -1,7 +1,7 @@
-"""Linear layers whose products run in fewer bits than the rest of a model.
+"""Linear layers whose matrix products run in fewer bits than the rest of a model.
 
-Their inputs are cast before each product and kept for the backward as they were; master weights,
-gradients, the head and attention stay as they are.
+Inputs are cast before each product and saved for the backward in their original dtype. Master
+weights, gradients, the head and attention keep their dtype.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from shardwise.units.unit import ModelUnits, Parameter, Unit
 
 
 def in_low_bits(units: ModelUnits, dtype: LinearDType, *, gathered: bool) -> ModelUnits:
-    """The same model with the linear layers of its blocks in `dtype`."""
+    """The model with matrix products of its blocks' linear layers in `dtype`.
+
+    With `gathered`, the weights are also all-gathered in low bits.
+    """
     made = {block: _block(block, dtype, gathered) for block in dict.fromkeys(units.blocks)}
     return replace(units, blocks=tuple(made[block] for block in units.blocks))
 
@@ -28,5 +31,8 @@ def _block(block: Unit, dtype: LinearDType, gathered: bool) -> Unit:
 
 
 def _parameter(parameter: Parameter, gathered: bool) -> Parameter:
-    """Weights of linear layers are matrices; those of stacked experts have three dimensions."""
+    """The parameter, marked as gathered in low bits if it is a matrix and `gathered` is set.
+
+    Weights of linear layers are matrices; those of stacked experts have three dimensions.
+    """
     return parameter._replace(in_low_bits=gathered and len(parameter.shape) == 2)

@@ -14,26 +14,27 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from shardwise.engine.torch_private import DataDependentOutputException, FakeTensorMode
+from shardwise.pytorch.build import build_module
 from shardwise.pytorch.parts import Parts
+from shardwise.pytorch.private import DataDependentOutputException, FakeTensorMode
 from shardwise.spec.dtype import TORCH_NAMES, DType
 from shardwise.spec.lookup import Model
 from shardwise.spec.record import SpecError
-from shardwise.units.build import build_module
 from shardwise.units.recorder import ROOT, Recorder
 from shardwise.units.unit import ModelUnits, Parameter, Unit, frozen
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {
     dtype: getattr(torch, name) for dtype, name in TORCH_NAMES.items()
 }
-# At least two sequences: with one, broadcasting skips operations that a training run executes.
+# Batch sizes to trace with. At least two sequences: with one, broadcasting skips operations that a
+# training run executes.
 TRACED_BATCHES = (2, 3, 5, 7, 11, 13)
 
 
 def traced_units(
     model: Model, seq_len: int, dtype: DType = "bf16", autocast: bool = False, casts: bool = True
 ) -> ModelUnits:
-    """Units of the module that a run names."""
+    """The units of a run's model, built on the meta device and traced."""
     with torch.device("meta"):
         module = build_module(model)
     return module_units(module, seq_len, dtype, autocast=autocast, casts=casts, name=model.name)
@@ -49,10 +50,10 @@ def module_units(
     inputs: Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...] | None = None,
     name: str | None = None,
 ) -> ModelUnits:
-    """Units of `module` at sequence length `seq_len`, in `dtype` or with `autocast` to it.
+    """Trace `module` at sequence length `seq_len`, in `dtype` or with `autocast` to that dtype.
 
-    `casts`: an all-gather brings frozen weights of another dtype than trained ones to `dtype` too.
-    Without one, as under DDP, they compute in their own.
+    With `casts`, frozen weights of another dtype than the trained ones are also cast to `dtype`, as
+    an all-gather does. Without it, as under DDP, they compute in their own dtype.
 
     `inputs` is an example of two samples. Default: the module's own `example_inputs(batch,
     seq_len)` if it has one, else token ids and labels as transformers models take.
@@ -81,7 +82,8 @@ def module_units(
 def _batch(module: nn.Module, seq_len: int) -> int:
     """A batch size whose number of tokens is not a dimension of any parameter.
 
-    Otherwise logits and the gradient of the head could have the same shape.
+    Otherwise logits and the gradient of the head could have the same shape. The last of
+    TRACED_BATCHES if none of them is free.
     """
     sizes = {size for parameter in module.parameters() for size in parameter.shape}
     free = [batch for batch in TRACED_BATCHES if batch * seq_len not in sizes]
@@ -94,6 +96,7 @@ def _run(
     example: Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...],
     recorder: Recorder,
 ) -> None:
+    """Record a forward and backward, then a forward without saving; SpecError if they fail."""
     args, kwargs = ((), example) if isinstance(example, Mapping) else (example, {})
     try:
         # Only the loss is kept; other outputs are freed, as in a training loop.
@@ -117,10 +120,10 @@ def _run(
 def _fake_state(
     parts: Parts, dtype: torch.dtype, autocast: bool, casts: bool
 ) -> dict[str, torch.Tensor]:
-    """Fake tensors for parameters and buffers; tied names share one.
+    """Fake tensors for all parameters and buffers by name; tied names share one tensor.
 
-    Under autocast frozen parameters keep the dtype they are stored in, and so do those of another
-    dtype than trained ones if nothing casts them.
+    Frozen parameters keep the dtype they are stored in under autocast. Without `casts`, frozen
+    parameters of another dtype than the trained ones keep theirs too.
     """
     adapter, master = parts.adapter, parts.master_dtype
     made: dict[int, torch.Tensor] = {}
@@ -146,6 +149,11 @@ def _example(
     seq_len: int,
     dtype: torch.dtype,
 ) -> Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...]:
+    """Empty tensors like `inputs`; if None, like the module's `example_inputs`.
+
+    Floating-point tensors get `dtype`. Without `inputs` and `example_inputs`, token ids. Raises
+    SpecError if the inputs are not tensors.
+    """
     if inputs is None:
         offered = getattr(module, "example_inputs", None)
         if callable(offered):
@@ -174,7 +182,7 @@ def _example(
 def _token_inputs(
     module: nn.Module, batch: int, seq_len: int
 ) -> Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...]:
-    """Token ids, and labels where the module takes them, as transformers names them."""
+    """Token ids of zeros, by name if the module takes `input_ids`; also labels if it takes them."""
     ids = torch.zeros((batch, seq_len), dtype=torch.long, device="cpu")
     takes = inspect.signature(module.forward).parameters
     if "input_ids" not in takes:
@@ -184,7 +192,7 @@ def _token_inputs(
 
 
 def _loss(output: Any) -> torch.Tensor:
-    """The loss a module returns, or the mean of its first output."""
+    """The loss a module returns, or else the mean of its first output."""
     loss = getattr(output, "loss", None)
     if loss is None and isinstance(output, Mapping):
         loss = output.get("loss", next(iter(output.values())))
@@ -237,6 +245,7 @@ def _fused_attention(module: nn.Module) -> Iterator[None]:
 def _units(
     parts: Parts, recorder: Recorder, tokens: int, seq_len: int, name: str, casts: bool
 ) -> ModelUnits:
+    """The units from a recording of `tokens` tokens; equal blocks share one Unit."""
     used_late = recorder.used_after_blocks(parts.aliases)
     adapter, master = parts.adapter, parts.master_dtype
     quantised = _quantised(parts)
@@ -258,8 +267,8 @@ def _units(
             described(n, shorten(n)) for n, holder in parts.owner.items() if holder == unit
         )
 
-    # Equal blocks share one Unit, taken from the last of them: the first also saves tensors that
-    # all share, such as rotary tables.
+    # Equal blocks share one Unit, taken from the last block: the first one also saves tensors that
+    # all blocks share, such as rotary tables.
     kinds: dict[object, Unit] = {}
     keys = []
     for block in parts.blocks:

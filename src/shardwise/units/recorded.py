@@ -1,29 +1,29 @@
-"""What a recorder has seen of one unit, and the stage that it is."""
+"""What a recorder has recorded of one unit, and the Stage computed from that."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from shardwise.pytorch.operations import Elementwise, fused
-from shardwise.units.unit import NOTHING, POLICIES, Kept, Moment, Policy, Stage, mean_width, prune
+from shardwise.units.stage import NOTHING, POLICIES, Kept, Moment, Policy, Stage, mean_width, prune
 
 
 @dataclass
 class Record:
-    """What was recorded of one unit. Bytes and FLOPs are of the whole traced batch."""
+    """What was recorded of one unit. Bytes and FLOPs are totals of the traced batch."""
 
     matmul_flops: float = 0.0
     attention_flops: float = 0.0
-    # FLOPs and width of the output of each product.
+    # FLOPs and output width of each matrix product.
     widths: list[tuple[float, float]] = field(default_factory=list)
     # Keys that a query sees, and the width of a head.
     attention_span: int = 0
     head_dim: int = 0
-    # Of products that run all experts in one kernel: FLOPs, rows of the largest, and its experts.
+    # Grouped products of all experts: FLOPs, rows of the largest, and its number of experts.
     grouped_flops: float = 0.0
     grouped_rows: int = 0
     experts: int = 0
-    # Of the backward's matmuls: frozen weights need no gradient, nor do inputs below all others.
+    # FLOPs of the backward's matmuls; frozen weights and inputs without a gradient have none.
     gradient_flops: float = 0.0
     kernels: int = 0
     # Element-wise operations in the order they ran.
@@ -35,20 +35,24 @@ class Record:
     matmul_flops_at_last_save: float = 0.0
     attention_flops_at_last_save: float = 0.0
     matmuls: int = 0
-    # Outputs that selective recomputation keeps, and those of them that the backward reads.
+    # Bytes of outputs that selective recomputation keeps, and of those that the backward reads.
     chosen_bytes: float = 0.0
     chosen_read_bytes: float = 0.0
     chosen_matmul_flops: float = 0.0
     chosen_matmul_flops_at_last_save: float = 0.0
     chosen_alive: dict[int, int] = field(default_factory=dict)
-    # Memory after each operation, in bytes; and before one that reads a quantised weight.
+    # Memory in bytes after each operation, and before each that reads a quantised weight.
     forward: list[Moment] = field(default_factory=list)
-    # The same of a forward that saves nothing, as under full recompute.
+    # The same for a forward that saves nothing, as under full recompute.
     unsaved: list[Moment] = field(default_factory=list)
     backward: list[Moment] = field(default_factory=list)
 
     def stage(self, tokens: int, saved: set[int], logits: float) -> Stage:
-        """The computation per token. Autograd saves the storages `saved`; `logits` are elements."""
+        """The unit's computation per token, from totals of `tokens` tokens.
+
+        `saved` are the numbers of the storages that autograd saves, `logits` the elements of the
+        logits.
+        """
         kernels, moved = fused(self.elementwise, saved)
 
         def front(moments: list[Moment]) -> tuple[Moment, ...]:
@@ -82,7 +86,7 @@ class Record:
         )
 
     def kept(self, tokens: int) -> dict[Policy, Kept]:
-        """What each policy keeps of a block for its backward; nothing if it has none."""
+        """Bytes kept and FLOPs recomputed per token under each policy; zeros without a backward."""
         if not self.saved_bytes:
             return {policy: Kept(activation_bytes=0.0) for policy in POLICIES}
         again = self.matmul_flops_at_last_save

@@ -14,12 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwise.engine.torch_private import (
-    ATTENTION,
-    CAST,
-    GROUPED_MATMUL,
-    tree_leaves,
-)
 from shardwise.pytorch.dispatch import DispatchMode, tensors_in
 from shardwise.pytorch.operations import (
     Elementwise,
@@ -29,12 +23,15 @@ from shardwise.pytorch.operations import (
     storage_size,
     touched_bytes,
 )
-from shardwise.units.recorded import Record
-from shardwise.units.unit import (
-    DEQUANTISING_BYTES,
-    Moment,
-    Stage,
+from shardwise.pytorch.private import (
+    ATTENTION,
+    CAST,
+    GROUPED_MATMUL,
+    tree_leaves,
 )
+from shardwise.units.recorded import Record
+from shardwise.units.stage import Moment, Stage
+from shardwise.units.unit import DEQUANTISING_BYTES
 
 ROOT = ""
 
@@ -77,7 +74,7 @@ class Recorder(DispatchMode):
         self._saved: set[int] = set()
         self._below: dict[str, float] = {}
         self._root_saved_before = 0.0
-        # What the embedding and the blocks so far have saved, without the one that runs.
+        # Bytes saved by the embedding and the blocks so far, without the running block.
         self._saved_before = 0.0
         self._references: dict[int, weakref.ref[Any]] = {}
 
@@ -122,12 +119,14 @@ class Recorder(DispatchMode):
 
     @contextmanager
     def without_saving(self) -> Iterator[None]:
-        """Record a second forward, in which nothing is saved; after `backward`."""
+        """Record a second forward in which autograd saves nothing; call it after `backward`."""
         self.in_backward, self.saves_nothing, self.unit = False, True, ROOT
         with torch.no_grad():
             yield
 
     def _enter(self, block: str) -> Callable[..., None]:
+        """A forward pre-hook that makes `block` the running unit and records its input bytes."""
+
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self.in_backward:
                 return
@@ -153,6 +152,8 @@ class Recorder(DispatchMode):
         return hook
 
     def _leave(self, block: str) -> Callable[..., None]:
+        """A forward hook that ends `block`, and lets its backward make it the running unit."""
+
         def hook(_: nn.Module, __: Any, output: Any) -> None:
             if self.in_backward:
                 return
@@ -172,15 +173,17 @@ class Recorder(DispatchMode):
         self.unit = unit
 
     def _record_first_use(self, module_name: str) -> Callable[..., None]:
+        """A forward pre-hook that records whether a module first runs after the blocks."""
+
         def hook(*_: Any) -> None:
             self._first_use.setdefault(module_name, bool(self.order) and self.unit == ROOT)
 
         return hook
 
     def used_after_blocks(self, parameters: Iterable[list[str]]) -> set[str]:
-        """First names of root parameters whose module first runs after the blocks.
+        """Names of the root parameters whose modules first run after the blocks.
 
-        `parameters` are all names of each.
+        `parameters` has all names of each parameter; the first one is returned.
         """
         return {
             names[0]
@@ -218,11 +221,12 @@ class Recorder(DispatchMode):
             self._record_moment(copied, tensors[0].itemsize if copied else 0.0)
 
     def _read_quantised(self, args: tuple[Any, ...]) -> str | None:
-        """The quantised weight that an operation reads."""
+        """Name of the quantised weight that an operation reads; None if there is none."""
         keys = [storage_key(t) for t in tensors_in(args)]
         return next((self._quantised[key] for key in keys if key in self._quantised), None)
 
     def _count(self, func: Any, flops: float, operands: Any, tensors: list[torch.Tensor]) -> None:
+        """Count an operation of the forward in the running unit's record."""
         record = self._of(self.unit)
         attention = ATTENTION in func.__name__
         record.kernels += attention or flops > 0
@@ -264,11 +268,13 @@ class Recorder(DispatchMode):
         record.elementwise.append(Elementwise(reads=read, writes=sizes(made), cast=cast))
 
     def _choose(self, record: Record, tensors: list[torch.Tensor]) -> None:
+        """Record tensors that selective recompute would save."""
         alive = {storage_key(t): storage_size(t) for t in tensors}
         record.chosen_alive |= alive
         record.chosen_bytes += sum(alive.values())
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Saved-tensor hook: record that autograd saves a tensor, and return it unchanged."""
         if self.in_backward:
             return tensor
         record, key = self._of(self.unit), storage_key(tensor)
@@ -288,10 +294,12 @@ class Recorder(DispatchMode):
         return tensor
 
     def _is_logits(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has the vocabulary width and the number of elements of the logits."""
         elements = storage_size(tensor) // tensor.itemsize
         return tensor.ndim > 0 and (tensor.shape[-1], elements) == self._logit_shape
 
     def _track(self, tensor: torch.Tensor) -> None:
+        """Add a new storage to the live bytes, until it is freed."""
         storage, key = tensor.untyped_storage(), storage_key(tensor)
         if key in self._fixed or key in self._live:
             return
@@ -300,7 +308,7 @@ class Recorder(DispatchMode):
         self._storages += 1
         self._numbers[key] = self._storages
         if self.in_backward and self.unit == ROOT and tuple(tensor.shape) in self._tied_shapes:
-            # The head's part of a tied gradient stays alive until the embedding's is added.
+            # The head's gradient of a tied weight stays alive until the embedding's is added.
             self._gradients.add(key)
             self._add_gradient(ROOT, tensor.numel())
         else:
@@ -308,11 +316,12 @@ class Recorder(DispatchMode):
         self._watch(tensor)
 
     def _watch(self, tensor: torch.Tensor) -> None:
-        """Forget a storage when it is freed: its key is then given to another."""
+        """Register a callback that forgets a storage when it is freed, since keys are reused."""
         storage, key = tensor.untyped_storage(), storage_key(tensor)
         self._references[key] = weakref.ref(storage, lambda _, key=key: self._forget(key))  # type: ignore[misc]
 
     def _forget(self, key: int) -> None:
+        """Remove a freed storage from all records and from the live bytes."""
         self._fixed.discard(key)
         self._saved.discard(key)
         size, logits = self._live.pop(key, (0, False))
@@ -325,6 +334,8 @@ class Recorder(DispatchMode):
             self._live_bytes[logits] -= size
 
     def _record_gradient(self, name: str) -> Callable[[torch.Tensor], None]:
+        """A hook that counts a parameter's finished gradient apart from activations."""
+
         def hook(parameter: torch.Tensor) -> None:
             if parameter.grad is None:
                 return
@@ -341,6 +352,7 @@ class Recorder(DispatchMode):
         self._gradient_elements[unit] = self._gradient_elements.get(unit, 0.0) + elements
 
     def _record_moment(self, copied: str | None, copied_bytes: float) -> None:
+        """Record the memory of the running unit now, with a copy of the weight `copied`."""
         if self.in_backward and self.unit not in self._below:
             return
         before = self._below[self.unit] if self.in_backward else self._saved_before
@@ -358,6 +370,7 @@ class Recorder(DispatchMode):
         )
 
     def _of(self, unit: str) -> Record:
+        """The record of a unit, created on first use."""
         return self.records.setdefault(unit, Record())
 
     # ---- results ----------------------------------------------------------------------------

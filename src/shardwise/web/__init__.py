@@ -1,1 +1,1 @@
-"""Plans for a page: one function that answers questions, in a browser or behind a server."""
+"""A question as JSON in, the answer out; the page and its server."""

@@ -1,4 +1,4 @@
-"""Answer questions of a page: the JSON of the command line, and pieces of HTML to show it with."""
+"""Answer questions of the planner's page: the JSON of the command line, and pieces of HTML."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from shardwise.api import (
-    describe_run,
-    estimate_run,
-    plan_run,
-    read_budget,
-    replay_run,
-)
+from shardwise.planning.api import plan_run
+from shardwise.planning.money import read_budget
 from shardwise.planning.plan import Plan
 from shardwise.planning.problem import Problem
 from shardwise.planning.record import devices_in_time, plan_record
 from shardwise.planning.vary import node_size, varied
+from shardwise.predict.api import estimate_run, replay_run
 from shardwise.report.page.markup import element
 from shardwise.report.page.subject import Subject
 from shardwise.spec.quantity import GIB
+from shardwise.spec.question import describe_run
 from shardwise.spec.record import SpecError, SpecWarning
 from shardwise.spec.run import RunSpec
 from shardwise.spec.settings import FixedSettings
@@ -35,7 +32,7 @@ from shardwise.web.pieces import estimate_pieces, plan_pieces, planned_layouts
 from shardwise.web.question import PASTED, Question, read_question
 from shardwise.web.start import start_of
 
-# Passes through a block, of all micro-batches of a step, that a timeline simulates: some seconds.
+# Most blocks times micro-batches of a step for which a timeline is simulated, in some seconds.
 MOST_PASSES = 32_000
 _INVALID = 2
 # A slider offers at most this many times the devices asked for.
@@ -43,10 +40,11 @@ _MOST_TIMES = 64
 
 
 def answer(text: str | bytes) -> str:
-    """Answer a question, both as JSON.
+    """Answer the JSON text of a question; returns the answer as JSON text.
 
-    `problems` has one sentence for each thing to change; where there are none, `json` is what the
-    command line prints, `exit_code` is its code, and `html` has the pieces of the page by name.
+    `problems` has one sentence for each thing to change; an invalid question gets only `problems`,
+    `exit_code` and `notes`. Otherwise `json` is what the command line prints, `exit_code` is its
+    code, and `html` has the pieces of the page by name.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -60,6 +58,7 @@ def answer(text: str | bytes) -> str:
 
 
 def _plan(question: Question) -> dict[str, Any]:
+    """The answer to a "plan" question: the plan, pieces of HTML, figures, and how to start it."""
     asked = _settings(question)
     unmoved = describe_run(planned=True, **asked)
     if question.change:
@@ -104,6 +103,7 @@ def _plan(question: Question) -> dict[str, Any]:
 
 
 def _estimate(question: Question) -> dict[str, Any]:
+    """The answer to an "estimate" question: the prediction, pieces of HTML and figures."""
     run = _described(question)
     profile = estimate_run(run)
     simulated, not_drawn = _simulated(run) if question.timeline else (None, {})
@@ -125,12 +125,14 @@ def _estimate(question: Question) -> dict[str, Any]:
 
 
 def _curve(question: Question) -> dict[str, Any]:
+    """The answer to a "curve" question: points and a chart over one varied quantity."""
     run = describe_run(planned=True, **_settings(question))
     problem = _moved(question, run)
     return draw_curve(problem, question.vary or "", question.values)
 
 
 def _export(question: Question) -> dict[str, Any]:
+    """The answer to an "export" question: the file for another stack."""
     from shardwise.stacks.write.exports import export_run
 
     run = _described(question)
@@ -147,7 +149,7 @@ _ANSWERS: dict[str, Callable[[Question], dict[str, Any]]] = {
 
 
 def _settings(question: Question) -> dict[str, Any]:
-    """What describes a run that is to be planned."""
+    """The settings of a question as keyword arguments of `describe_run`, without the strategy."""
     return {
         "model": question.model,
         "cluster": question.cluster,
@@ -164,7 +166,7 @@ def _settings(question: Question) -> dict[str, Any]:
 
 
 def _moved(question: Question, run: RunSpec) -> Problem:
-    """The problem, with quantities moved away from what was asked."""
+    """The problem of a run after the question's `change` of quantities."""
     problem = Problem(run.model, run.cluster, run.job, run.strategy)
     for name, value in question.change.items():
         problem, _ = varied(problem, name, value)
@@ -172,13 +174,16 @@ def _moved(question: Question, run: RunSpec) -> Problem:
 
 
 def _quantities(run: RunSpec) -> dict[str, float]:
-    """Where sliders stand that nobody moved, in the units of `shardwise whatif`."""
+    """Values of the sliders before they are moved: memory in GiB, network in Gbps.
+
+    `node` is the number of devices of a full node, `most` the largest number of devices to try.
+    """
     cluster = run.cluster
     found = {
         "memory": cluster.device.memory / GIB,
         "devices": cluster.devices,
         "seq-len": run.job.seq_len,
-        # Devices of a full node, and the most to try: one node grows only with a network.
+        # One node without a network cannot grow beyond a full node.
         "node": node_size(cluster),
         "most": cluster.devices * _MOST_TIMES if cluster.network else node_size(cluster),
     }
@@ -188,7 +193,7 @@ def _quantities(run: RunSpec) -> dict[str, float]:
 
 
 def _searched(plan: Plan) -> dict[str, str]:
-    """Quantities that the search chose itself, as changes of the question."""
+    """The quantity that the search chose, as a `change` of the question; empty if none."""
     if plan.objective == "money":
         return {"devices": str(plan.problem.cluster.devices)}
     if plan.objective == "sequence":
@@ -197,7 +202,7 @@ def _searched(plan: Plan) -> dict[str, str]:
 
 
 def _described(question: Question) -> RunSpec:
-    """The run with the strategy that was asked for, on what the question changed."""
+    """The run of the question: its `strategy`, on the cluster and job after its `change`."""
     asked = {**_settings(question), "micro_batch": question.micro_batch}
     asked["recompute"] = question.recompute
     given = question.strategy
@@ -217,7 +222,7 @@ def _described(question: Question) -> RunSpec:
 
 
 def _simulated(run: RunSpec) -> tuple[Timeline | None, dict[str, str]]:
-    """The timeline of a step; else the piece that says why it is not drawn."""
+    """The timeline of a step; None for a step too long to simulate, with an HTML piece on why."""
     micro_batches = run.strategy.accumulate
     if micro_batches * (blocks_of(run.model) or 1) <= MOST_PASSES:
         return replay_run(run), {}

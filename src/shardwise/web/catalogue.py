@@ -1,4 +1,4 @@
-"""What a page can name: models, devices, optimizers and stacks."""
+"""Names that a page offers: models, devices, optimizers and stacks."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 from shardwise.spec import catalogue as known
 from shardwise.spec.optimizer import OPTIMIZERS
 from shardwise.spec.quantity import show_count
+from shardwise.spec.version import __version__
 from shardwise.stacks.write.exports import STACKS
 from shardwise.step.memory_words import show_memory
 from shardwise.units.decoder import decoder_units
-from shardwise.version import __version__
 
-# The number of parameters does not depend on it.
+# Any length does: the number of parameters does not depend on it.
 _SEQ_LEN = 128
 
 
 def catalogue() -> dict[str, Any]:
-    """All names, with what helps to choose among them."""
+    """Names of models, devices, optimizers and stacks as JSON, with sizes to choose by."""
     return {
         "version": __version__,
         "models": [{"name": name, "size": _size(name)} for name in known.model_names()],
@@ -36,4 +36,5 @@ def catalogue() -> dict[str, Any]:
 
 
 def _size(name: str) -> str:
+    """The number of parameters of a model as text, such as "8.03B"."""
     return show_count(decoder_units(known.model(name), _SEQ_LEN).numel)

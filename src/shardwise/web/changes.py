@@ -1,4 +1,4 @@
-"""What changed between two answers, in words."""
+"""What changed between two answers, as HTML."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from shardwise.step.comparison import Term, Unit, Writer
 from shardwise.step.profile import StepProfile
 from shardwise.step.words import TERMS, signed_percent
 
-# Differences below this are not told.
+# Relative changes below this are not shown.
 _SAME = 0.0005
 _MEMORY = {term: f"memory.{term}" for term in TERMS}
-# Names and units of figures, in the order in which they are told.
+# Names and units of figures, in the order in which they are shown.
 _FIGURES: dict[str, tuple[str, Unit]] = {
     "step_s": ("step", "s"),
     "tokens_per_s": ("tokens/s", "tokens/s"),
@@ -26,7 +26,10 @@ _WRITERS: dict[Unit, Writer] = {"tokens/s": show_count, "bytes": show_gib}
 
 
 def figures_of(profile: StepProfile | None) -> dict[str, float]:
-    """The numbers of an answer that the next one is compared with."""
+    """Figures of an answer by name, to compare the next answer with; empty for None.
+
+    Seconds, tokens/s, bytes per device, and MFU as a share.
+    """
     if profile is None:
         return {}
     known: dict[str, float | None] = {}
@@ -43,7 +46,7 @@ def figures_of(profile: StepProfile | None) -> dict[str, float]:
 
 
 def changed_words(before: Mapping[str, float] | None, after: Mapping[str, float]) -> str:
-    """A list of what changed, the most important first; empty where nothing did."""
+    """HTML list of figures that changed, or "Nothing changed."; empty without an answer before."""
     if not before or not after:
         return ""
     changes = [
@@ -57,10 +60,12 @@ def changed_words(before: Mapping[str, float] | None, after: Mapping[str, float]
 
 
 def _same(was: float, now: float) -> bool:
+    """Whether two figures differ by less than `_SAME`, relative to the larger one."""
     return abs(now - was) <= _SAME * max(abs(was), abs(now))
 
 
 def _change(term: Term) -> Markup:
+    """A list item with a figure before and after, and its relative change."""
     was, now = term.texts(_WRITERS)
     by = f" ({signed_percent(term.change, 1)})" if term.change is not None else ""
     return element("li", element("span", term.name), f" {was} → {now}{by}")

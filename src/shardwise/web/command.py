@@ -1,4 +1,4 @@
-"""The command that asks the same question in a terminal."""
+"""The command that asks the question of a page in a terminal."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _OPTIONS = (
 _USUAL = {"objective": "throughput"}
 _NAMES = {"for_stack": "for"}
 _PASTED_FILES = {"model": "config.json", "cluster": "cluster.toml"}
-# Quantities that are moved, and the option that says the same; the others are in the cluster.
+# Options of quantities that sliders change; all other quantities are part of the cluster.
 _MOVED = {"seq-len": "seq_len", "global-batch": "global_batch"}
 
 
 def plan_command(question: Question) -> str:
-    """`shardwise plan` with the options of a question.
+    """The `shardwise plan` command line that asks the same question.
 
-    What was pasted, and a cluster that was changed, are files of their usual name.
+    Pasted text and a changed cluster appear as files: config.json and cluster.toml.
     """
     asked = question.model_dump(include=set(_OPTIONS), exclude_none=True)
     for name, file in _PASTED_FILES.items():
@@ -52,5 +52,5 @@ def plan_command(question: Question) -> str:
 
 
 def _word(value: object) -> str:
-    """A number as a person writes it."""
+    """An option value as a person writes it: floats without trailing zeros."""
     return f"{value:g}" if isinstance(value, float) else str(value)

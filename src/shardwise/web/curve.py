@@ -1,4 +1,4 @@
-"""Curves of a page: the best configuration as one quantity varies."""
+"""Curves of a page: the throughput of the best configuration as one quantity varies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwise.report.page.plans import point_titles
 from shardwise.spec.quantity import GIB, show_count, show_whole
 from shardwise.spec.record import SpecError, did_you_mean
 
-# The value of a quantity in a point, and its axis.
+# By quantity: its value at a point, the title of its axis, and how values are shown.
 _GBPS = 8 / 1e9
 _AXES: dict[str, tuple[Callable[[Point], float], str, Callable[[float], str]]] = {
     "network": (
@@ -31,7 +31,10 @@ _AXES: dict[str, tuple[Callable[[Point], float], str, Callable[[float], str]]] =
 
 
 def draw_curve(problem: Problem, quantity: str, values: Sequence[str]) -> dict[str, Any]:
-    """Tokens/s per device at each value, searched for anew."""
+    """Points and a chart of tokens/s per device over `values`, planned again at each value.
+
+    `exit_code` is 1 if no configuration fits at any value. SpecError for an unknown quantity.
+    """
     if quantity not in _AXES:
         hint = did_you_mean(quantity, _AXES) or f"; known are {', '.join(_AXES)}"
         raise SpecError(f"vary: unknown quantity {quantity[:40]!r}{hint}")
@@ -57,5 +60,6 @@ def draw_curve(problem: Problem, quantity: str, values: Sequence[str]) -> dict[s
 
 
 def _each(point: Point) -> float:
+    """Tokens/s per device of the configuration at a point."""
     assert point.candidate is not None
     return point.candidate.tokens_per_s / point.problem.cluster.devices

@@ -1,4 +1,7 @@
-"""Run the application on a socket until a signal ends it: within a second, whatever is open."""
+"""Serve the application on a socket until a signal ends it.
+
+It ends within a second, even with open connections.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,15 @@ from shardwise.web.workers import Workers
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-# Seconds in which questions that are open hear that the server stops.
+# Seconds in which open requests are told that the server stops.
 _GRACE_S = 0.2
 
 
 def run_server(app: ASGIApp, listening: socket.socket, workers: Workers) -> None:
-    """Serve `app`; KeyboardInterrupt tells of the signal that ended it."""
+    """Serve `app` on a listening socket until a signal ends it; raises KeyboardInterrupt then."""
 
     async def without_refused(scope: Scope, receive: Receive, send: Send) -> None:
-        # Where uvicorn has refused the rest of a request, it takes no answer to its beginning.
+        # After uvicorn has refused the rest of a request, it accepts no response to that request.
         with suppress(h11.LocalProtocolError):
             await app(scope, receive, send)
 
@@ -32,6 +35,8 @@ def run_server(app: ASGIApp, listening: socket.socket, workers: Workers) -> None
 
 
 class _Server(uvicorn.Server):
+    """A server that on shutdown kills its workers and closes open connections."""
+
     def __init__(self, config: uvicorn.Config, workers: Workers) -> None:
         super().__init__(config)
         self._workers = workers
@@ -41,7 +46,7 @@ class _Server(uvicorn.Server):
             server.close()
         await self._workers.close()
         await asyncio.sleep(_GRACE_S)
-        # Else it would wait for clients that do not send or read on.
+        # Otherwise shutdown would wait for clients that stall.
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         await super().shutdown(sockets)

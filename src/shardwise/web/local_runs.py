@@ -1,4 +1,4 @@
-"""Runs and traces of one folder, as the page of a server shows them."""
+"""Runs and traces in one folder, for the page of a server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardwise.spec.foreign_text import visible
 
 
 def runs_in(folder: Path | None) -> list[str]:
-    """The names of what a report can be written about, newest first."""
+    """Names of runs and traces in `folder` that a report can read, newest first; empty for None."""
     if folder is None:
         return []
     times = {path.name: _time(path) for path in folder.iterdir() if _can_report(path, folder)}
@@ -18,7 +18,10 @@ def runs_in(folder: Path | None) -> list[str]:
 
 
 def page_of(folder: Path | None, name: str) -> str | None:
-    """The report about one of them; None where there is none of that name."""
+    """The HTML report about a run or trace in `folder`; None if it is not one of `runs_in`.
+
+    Also None if a symbolic link in it leads out of `folder`.
+    """
     from shardwise.report.page.page import write_page
     from shardwise.report.page.read import read_subjects
 
@@ -32,24 +35,26 @@ def page_of(folder: Path | None, name: str) -> str | None:
 
 
 def _can_report(path: Path, folder: Path) -> bool:
-    """Whether it is a run, a folder of traces, or a trace; links to elsewhere are not followed."""
-    # A name that cannot be shown as it is would stand for another one.
+    """Whether a path is a run, a folder of traces, or a trace, and not a symbolic link."""
+    # A name with hidden characters could look like another name.
     if path.is_symlink() or path.name.startswith(".") or visible(path.name) != path.name:
         return False
     try:
         if path.is_dir():
             known = [path / "run.toml", *path.glob("*.json*")]
             return any(one.is_file() and not _leads_out(one, folder) for one in known)
-    except OSError:  # a folder of somebody else
+    except OSError:  # not allowed to read it
         return False
     return path.name.endswith((".json", ".json.gz", ".toml"))
 
 
 def _leads_out(path: Path, folder: Path) -> bool:
+    """Whether a path is a symbolic link to outside `folder`."""
     return path.is_symlink() and not path.resolve().is_relative_to(folder.resolve())
 
 
 def _time(path: Path) -> float:
+    """Time of the last modification in seconds; 0 if the path is gone."""
     try:
         return path.stat().st_mtime
     except OSError:  # removed since

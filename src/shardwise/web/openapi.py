@@ -1,10 +1,10 @@
-"""What the server answers, as OpenAPI."""
+"""The API of the server, described as OpenAPI."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from shardwise.version import __version__
+from shardwise.spec.version import __version__
 from shardwise.web.question import Question
 
 _TOKEN = {"token": {"type": "http", "scheme": "bearer"}}
@@ -28,7 +28,7 @@ _ANSWER = {
 
 
 def openapi(server: str) -> dict[str, Any]:
-    """The description that /openapi.json holds."""
+    """The OpenAPI description of the server at the address `server`."""
     question = Question.model_json_schema(ref_template="#/components/schemas/{model}")
     definitions = question.pop("$defs", {})
     return {
@@ -48,6 +48,7 @@ def openapi(server: str) -> dict[str, Any]:
 
 
 def _ask() -> dict[str, Any]:
+    """The operation that answers a question."""
     schema = {"schema": {"$ref": "#/components/schemas/Question"}}
     return {
         "summary": "Answer a question.",
@@ -61,6 +62,7 @@ def _ask() -> dict[str, Any]:
 
 
 def _get(summary: str, properties: dict[str, Any]) -> dict[str, Any]:
+    """An operation without parameters that returns an object with these properties."""
     schema = {"type": "object", "required": list(properties), "properties": properties}
     return {
         "summary": summary,
@@ -70,6 +72,7 @@ def _get(summary: str, properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _report() -> dict[str, Any]:
+    """The operation that returns the report about a run."""
     name = {"name": "name", "in": "path", "required": True}
     page = {"description": "The report.", "content": {"text/html": {"schema": {"type": "string"}}}}
     return {
@@ -86,11 +89,13 @@ def _report() -> dict[str, Any]:
 
 
 def _refusals(*more: tuple[str, str]) -> dict[str, Any]:
+    """Responses by status code, of 401, 403 and `more`."""
     known = (("401", "without the token"), ("403", "from another page"), *more)
     return {code: _json(f"Refused: {why}.", _PROBLEMS) for code, why in known}
 
 
 def _json(description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """A response with a JSON body of this schema."""
     return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 

@@ -1,4 +1,4 @@
-"""Options that sentences name, as buttons that set the fields of the page's form."""
+"""Options named in sentences, as buttons that set fields of the page's form."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from urllib.parse import urlencode
 
 from shardwise.report.page.markup import element
 
-# Fields that the value of an option fills, which a colon divides.
+# Fields of the form by option; a colon separates the values for several fields.
 _VALUES = {"--adapter": ("adapter", "rank"), "--optimizer": ("optimizer",)}
 _FLAGS = ("--compile", "--allow-low-precision-reduce")
 _SHOWN = ("--global-batch",)
 _YES = "yes"
 _NAMED = re.compile(
-    # At the beginning of a sentence stand several options, which only together make it fit.
+    # Options at the start of a sentence belong together: only all of them make the run fit.
     rf"(?<!>)(?P<option>{'|'.join(_VALUES)}) (?P<value>[a-z0-9-]+(:[0-9]+)?)"
     rf"|(?P<flag>{'|'.join(_FLAGS)})|(?P<shown>{'|'.join(_SHOWN)})"
     r"|(?P<other>--[a-z][a-z-]+)"
@@ -21,14 +21,12 @@ _NAMED = re.compile(
 
 
 def with_buttons(html: str) -> str:
-    """The same HTML, where options of `shardwise plan` are buttons.
-
-    Those of `shardwise estimate` stay text, below or behind the name of that command.
-    """
+    """The HTML with options that the form has as buttons; other options become marked text."""
     return _NAMED.sub(_button, html)
 
 
 def _button(named: re.Match[str]) -> str:
+    """The button of one option; options that the form lacks become marked text."""
     if named["other"]:
         return str(element("span", named[0], class_="option"))
     if option := named["option"]:

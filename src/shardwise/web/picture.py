@@ -1,4 +1,4 @@
-"""A cluster as a picture: nodes with their devices, and what connects them."""
+"""A cluster as a picture: nodes, their devices, and the links between them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from shardwise.report.page.markup import Content, Markup, element
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.quantity import write_byte_rate, write_rate
 
-# More nodes and devices than these are told in words.
+# Most nodes and devices drawn; the rest is a number in words.
 _MOST_NODES = 3
 _MOST_DEVICES = 8
 _WIDTH, _NODE, _GAP, _SIDE = 320, 58, 14, 22
 
 
 def cluster_picture(cluster: ClusterSpec) -> Markup:
-    """An SVG that reads as one sentence to who cannot see it."""
+    """An SVG of nodes, devices and links; its title describes it in one sentence."""
     shown = min(cluster.nodes, _MOST_NODES)
     wired = cluster.nodes > 1
     height = shown * (_NODE + _GAP) + (26 if wired else 4)
@@ -30,6 +30,7 @@ def cluster_picture(cluster: ClusterSpec) -> Markup:
 
 
 def _node(cluster: ClusterSpec, number: int) -> list[Content]:
+    """The box of node `number`, with its devices and the link between them."""
     top = number * (_NODE + _GAP) + 2
     count = min(cluster.devices_per_node, _MOST_DEVICES)
     squares = [
@@ -56,6 +57,7 @@ def _node(cluster: ClusterSpec, number: int) -> list[Content]:
 
 
 def _network(cluster: ClusterSpec, shown: int) -> list[Content]:
+    """The lines between nodes, with the bandwidth of the network per device."""
     middles = [number * (_NODE + _GAP) + 2 + _NODE // 2 for number in range(shown)]
     bottom = shown * (_NODE + _GAP)
     wires = [f"M264 {middle}H296" for middle in middles] + [f"M296 {middles[0]}V{bottom}"]
@@ -70,5 +72,6 @@ def _network(cluster: ClusterSpec, shown: int) -> list[Content]:
 
 
 def _words(cluster: ClusterSpec) -> str:
+    """The cluster in words, such as "4 nodes of 8 H100-SXM"."""
     nodes = f"{cluster.nodes:,} nodes of " if cluster.nodes > 1 else "One node of "
     return f"{nodes}{cluster.devices_per_node} {cluster.device.name}"

@@ -1,4 +1,4 @@
-"""Pieces of a page about a plan or an estimate, by name."""
+"""HTML pieces of a page about a plan or an estimate, by name."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ _SENTENCES = ("verdict", "why")
 
 
 def plan_pieces(subject: Subject, more: Least | None) -> dict[str, str]:
-    """A plan: the recommendation, why, the other layouts, and all that is known of its step."""
+    """HTML pieces for a plan by name: verdict, reasons, layouts, cost, and its step.
+
+    `more` is the search for the devices that meet a missed deadline.
+    """
     plan = subject.plan
     assert plan is not None
     told: dict[str, Content] = {"cost": _cost(plan, more)}
     if plan.winner is not None:
         told |= {
-            # Another layout may be shown beside it.
+            # The page can show another layout too, so the heading names this one.
             "why": [element("h2", _recommended(plan.winner)), reasons_list(plan)],
             "layouts": layouts_table(plan, _layout_button),
             "front": front_section(plan),
@@ -40,7 +43,7 @@ def plan_pieces(subject: Subject, more: Least | None) -> dict[str, str]:
 
 
 def estimate_pieces(subject: Subject, budget: Budget) -> dict[str, str]:
-    """One configuration: whether it fits, what it costs, and all that is known of its step."""
+    """HTML pieces for one configuration by name: verdict, cost, memory, time, timeline."""
     cost, profile = "", subject.profile
     if subject.run is not None and profile is not None and profile.throughput is not None:
         cost = cost_words(budget, profile.throughput.tokens_per_s, subject.run.cluster)
@@ -48,7 +51,7 @@ def estimate_pieces(subject: Subject, budget: Budget) -> dict[str, str]:
 
 
 def planned_layouts(plan: Plan) -> list[dict[str, Any]]:
-    """The configurations behind the buttons of the layouts, as questions name them."""
+    """Name and settings of the configuration behind each button in the table of layouts."""
     return [
         {
             "name": shorthand(one.strategy),
@@ -59,7 +62,7 @@ def planned_layouts(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _step(subject: Subject) -> dict[str, Content]:
-    """What every configuration has; empty where none fits."""
+    """Pieces of every page: verdict, tiles, memory, time and timeline; None if unknown."""
     known = subject.profile is not None
     return {
         "about": about(subject) if known else None,
@@ -72,10 +75,12 @@ def _step(subject: Subject) -> dict[str, Content]:
 
 
 def _recommended(winner: Candidate) -> str:
+    """The heading above the reasons."""
     return f"Why {layout_words(winner.strategy)} is recommended"
 
 
 def _cost(plan: Plan, more: Least | None) -> Markup | None:
+    """The cost of the tokens and advice on a missed deadline; None without either."""
     told = []
     if plan.winner is not None:
         told.append(cost_words(plan.budget, plan.winner.tokens_per_s, plan.problem.cluster))
@@ -85,8 +90,10 @@ def _cost(plan: Plan, more: Least | None) -> Markup | None:
 
 
 def _layout_button(number: int, name: str) -> Markup:
+    """A button that shows a layout; `number` is its index in `planned_layouts`."""
     return element("button", name, type="button", class_="layout", data_layout=str(number))
 
 
 def _written(pieces: dict[str, Content]) -> dict[str, str]:
+    """The pieces as HTML text; empty ones are left out."""
     return {name: str(fragment(piece)) for name, piece in pieces.items() if piece}

@@ -1,4 +1,4 @@
-"""What a page asks: the options of the command line under the same names, as JSON."""
+"""The question of a page: options of the command line, under the same names, as JSON."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from shardwise.spec.lookup import Lookup, cluster_from_table
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import Record, SpecError
 
-# A word of the command line, and a pasted config.json.
+# A short option value, and the text of a pasted file.
 Word = Annotated[str, StringConstraints(max_length=200)]
 Pasted = Annotated[str, StringConstraints(max_length=2**20)]
 _MOST_VALUES = 32
 
 
 def _whole(value: object) -> object:
-    """In JSON, 4096.0 is the same number as 4096."""
+    """A float without a fraction as an int; any other value unchanged.
+
+    In JSON, 4096.0 is the same number as 4096.
+    """
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -74,7 +77,7 @@ class Question(Record):
 
 
 def read_question(text: str | bytes) -> Question:
-    """Read JSON; SpecError lists all that is wrong with it."""
+    """Parse and check the JSON text of a question; SpecError lists all problems."""
     try:
         data = json.loads(text)
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
@@ -85,6 +88,7 @@ def read_question(text: str | bytes) -> Question:
 
 
 def _model(text: str) -> ModelSpec:
+    """The model of a preset name or of the text of a config.json."""
     if not text.lstrip().startswith("{"):
         return catalogue.model(text)
     config = _table(text, "model")
@@ -94,12 +98,14 @@ def _model(text: str) -> ModelSpec:
 
 
 def _cluster(text: str) -> ClusterSpec:
+    """The cluster of a shorthand or of JSON with the fields of its TOML table."""
     if not text.lstrip().startswith("{"):
         return parse_cluster(text, catalogue.find_device)
     return cluster_from_table(dict(_table(text, "cluster")))
 
 
 def _table(text: str, what: str) -> Mapping[str, Any]:
+    """Parse the text of a JSON object; `what` names it in errors."""
     try:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -108,5 +114,6 @@ def _table(text: str, what: str) -> Mapping[str, Any]:
     return table
 
 
-# The catalogue and pasted text: nothing here opens a file or imports a module of the user's.
+# Finds models and clusters in the catalogue and in pasted text. It opens no file and imports no
+# user's module.
 PASTED = Lookup(_model, _cluster)

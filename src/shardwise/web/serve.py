@@ -1,4 +1,4 @@
-"""The planner behind a server on this machine: the same page with the native planner."""
+"""The planner behind a server on this machine: the same page, planning in Python."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 LOOPBACK = "127.0.0.1"
-# A pasted config.json, and some room.
+# Most bytes of a request: enough for a pasted config.json.
 MOST_BYTES = 2 * 2**20
 _TYPES = {
     ".html": "text/html",
@@ -33,7 +33,7 @@ _TYPES = {
     ".js": "text/javascript",
     ".json": "application/json",
 }
-# Text of others is never taken for something else than it is, nor kept by a browser.
+# Headers of every response: no guessed content types, no frames, no caching.
 _SAFE = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -44,7 +44,10 @@ _SAFE = {
 
 
 class OnlyFromHere:
-    """Refuses requests whose host or origin is not this server: no other page can ask it."""
+    """Middleware that refuses requests from other hosts or origins with status 403.
+
+    So no other web page can use this server.
+    """
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
         self.app, self.hosts = app, hosts
@@ -63,7 +66,11 @@ class OnlyFromHere:
 
 
 def make_app(port: int, token: str, runs: Path | None, workers: Workers) -> Starlette:
-    """The application. It reads nothing but `runs`, a folder of runs and traces."""
+    """The web application: the page, its API, and reports about runs in the folder `runs`.
+
+    It reads no files but the page's own and `runs`. API requests need the `token`. `workers` do the
+    work. None for `runs` serves no runs.
+    """
     files = page_files("server")
 
     async def page(request: Request) -> Response:
@@ -124,13 +131,14 @@ def make_app(port: int, token: str, runs: Path | None, workers: Workers) -> Star
 
 
 def _check(request: Request, token: str, given: str = "") -> None:
+    """Raise HTTPException 401 unless the request has the token, in its header or as `given`."""
     given = given or request.headers.get("authorization", "").removeprefix("Bearer ")
     if not hmac.compare_digest(given.encode(), token.encode()):
         raise HTTPException(401, "Open the address that 'shardwise serve' printed.")
 
 
 async def _body(request: Request) -> bytes:
-    """The body of a request, of at most `MOST_BYTES`."""
+    """The body of a JSON request; HTTPException if it is not JSON or longer than `MOST_BYTES`."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise HTTPException(415, "Send JSON, with Content-Type: application/json.")
     body = bytearray()
@@ -142,7 +150,10 @@ async def _body(request: Request) -> bytes:
 
 
 async def _unless_left(request: Request, workers: Workers, task: dict[str, Any]) -> Reply:
-    """The reply to a task, which is ended when the client closes its connection."""
+    """The reply of a worker to a task; ClientDisconnect if the client leaves first.
+
+    The task is cancelled when the client closes its connection.
+    """
     working = asyncio.ensure_future(workers.reply(task))
     leaving = asyncio.ensure_future(_left(request))
     try:
@@ -158,24 +169,28 @@ async def _unless_left(request: Request, workers: Workers, task: dict[str, Any])
 
 
 async def _left(request: Request) -> None:
+    """Return once the client has closed its connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 async def _unheard(_: Request, __: Exception) -> Response:
-    """What nobody reads any more."""
+    """Status 499, for a client that has closed its connection."""
     return Response(status_code=499)
 
 
 async def _failed(_: Request, error: Exception) -> Response:
+    """Status 500 with the type of an unexpected error."""
     return _refusal(500, f"The server failed on this request: {type(error).__name__}.")
 
 
 async def _refused(_: Request, error: Exception) -> Response:
+    """The status and sentence of an HTTPException as JSON."""
     assert isinstance(error, HTTPException)
     return _refusal(error.status_code, error.detail, error.headers)
 
 
 def _refusal(status: int, sentence: str, headers: object = None) -> JSONResponse:
+    """A JSON response with one problem and the safety headers."""
     more = dict(headers) if isinstance(headers, dict) else {}
     return JSONResponse({"problems": [sentence]}, status, headers={**_SAFE, **more})

@@ -1,4 +1,4 @@
-"""The files of the planner's page, for a browser that plans itself or for a server that does."""
+"""The files of the planner's page, for planning in the browser or on a server."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from importlib import resources
 from typing import Literal
 
 from shardwise.report.page.style import page_style, resource
-from shardwise.version import __version__
+from shardwise.spec.version import __version__
 from shardwise.web.catalogue import catalogue
 
 Mode = Literal["browser", "server"]
-# Modules of the page, sent as they are.
+# JavaScript modules of the page, served unchanged.
 SCRIPTS = ("ask.js", "form.js", "planner.js", "run.js", "show.js", "whatif.js")
 _WHERE = {
     "browser": "Memory, traffic and time, predicted in your browser: nothing you type leaves it.",
@@ -20,8 +20,11 @@ _WHERE = {
 
 
 def page_files(mode: Mode, docs: str = "", connects: str = "") -> dict[str, bytes]:
-    """The page by file name; `docs` is the documentation's address, seen from it, and `connects`
-    are other addresses that it may fetch from."""
+    """Contents of the page's files by name.
+
+    `docs` is the address of the documentation, relative to the page; empty for no link. `connects`
+    are further addresses that the page may fetch from, separated by spaces.
+    """
     texts = {
         "index.html": _index(mode, docs, connects),
         "planner.css": f"{page_style()}\n{_text('planner.css')}",
@@ -35,12 +38,13 @@ def page_files(mode: Mode, docs: str = "", connects: str = "") -> dict[str, byte
 
 
 def offline_script(version: str) -> bytes:
-    """The service worker of one version; browsers install it anew when its text changes."""
+    """The service worker of one version; browsers reinstall it when its text changes."""
     return f'const VERSION = "{version}";\n{_text("offline.js")}'.encode()
 
 
 def _index(mode: Mode, docs: str, connects: str) -> str:
-    # Python needs WebAssembly; bars have their length in a style of their own.
+    """The HTML of index.html with its content security policy, mode and version."""
+    # Python in the browser needs WebAssembly; bars set their length in inline styles.
     policy = (
         f"default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self' "
         f"'unsafe-inline'; img-src data:; connect-src 'self' {connects}; worker-src 'self'; "
@@ -55,4 +59,5 @@ def _index(mode: Mode, docs: str, connects: str) -> str:
 
 
 def _text(name: str) -> str:
+    """The text of a file in the folder `page`."""
     return resources.files("shardwise.web").joinpath("page", name).read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from shardwise.api import start_command
+from shardwise.launch.command import start_command
 from shardwise.spec.lookup import write_cluster
 from shardwise.spec.optimizer import LOW_BIT
 from shardwise.spec.run import RunSpec, write_run
@@ -16,7 +16,7 @@ _FOLDER = "my-model is a folder with config.json, safetensors and a tokenizer."
 
 
 def start_of(run: RunSpec | None) -> dict[str, Any]:
-    """What a page offers to run; nothing where no run fits."""
+    """What a page needs to start a run, by name: file, commands, cluster; empty for None."""
     if run is None:
         return {}
     return {
@@ -30,9 +30,9 @@ def start_of(run: RunSpec | None) -> dict[str, Any]:
 
 
 def before_words(run: RunSpec) -> str:
-    """What to set before a real run: a page knows neither weights nor data.
+    """Sentences: what to set in run.toml before a real run, as a page has no weights or data.
 
-    Both have defaults that train: random weights and synthetic tokens.
+    Without them, a run trains random weights on synthetic tokens.
     """
     if run.adapter is not None:
         return (
@@ -48,6 +48,9 @@ def before_words(run: RunSpec) -> str:
 
 
 def install_command(run: RunSpec) -> str:
-    """Installs what trains the run: transformers builds it; adapters need peft and torchao."""
+    """The pip command that installs what the run needs.
+
+    transformers builds the model; adapters and low-bit optimizers need peft and torchao.
+    """
     adapts = run.adapter is not None or run.job.optimizer in LOW_BIT
     return f'pip install "shardwise[{"adapters" if adapts else "hf"}]"'

@@ -1,8 +1,8 @@
-"""A worker of `shardwise serve`: a process that answers one question after the other.
+"""A worker process of `shardwise serve`: it answers one question after the other.
 
-It reads tasks from its standard input and writes replies to its standard output, each with its
-length before it. It ends when its input does, even while it works: so it never outlives the server,
-however that ends.
+It reads tasks from standard input and writes replies to standard output. Each message has its
+length in front. The process exits when its input ends, even during a task, so it never outlives
+the server.
 """
 
 from __future__ import annotations
@@ -17,26 +17,29 @@ from typing import Any, BinaryIO, NamedTuple
 from shardwise.spec.foreign_text import echo_traceback
 from shardwise.spec.record import SpecError
 
-# Bytes of the length before a message.
+# Bytes of the length in front of a message.
 LENGTH = 8
-# What a worker says when it has a task. Killed before that, it costs nobody an answer.
+# A worker sends this when it has a task. If it is killed before, another worker gets the task.
 BEGUN = b"begun"
 
 
 class Reply(NamedTuple):
-    """A status of HTTP, and the text that goes with it: of an error, its sentence."""
+    """An HTTP status and the text of the response; for an error, one sentence."""
 
     status: int
     text: str
 
 
 def framed(message: bytes) -> bytes:
-    """A message with its length before it."""
+    """A message with its length in front."""
     return len(message).to_bytes(LENGTH, "big") + message
 
 
 def reply_to(task: dict[str, Any]) -> Reply:
-    """Answer a question, or write the report about a run."""
+    """Do a task: answer its "question", or write the report about its "run".
+
+    An unexpected error becomes a reply with status 500.
+    """
     try:
         if "question" in task:
             return _answer(task["question"])
@@ -50,6 +53,7 @@ def reply_to(task: dict[str, Any]) -> Reply:
 
 
 def _answer(question: str) -> Reply:
+    """Status 200 with the answer as JSON; 422 if the question is invalid."""
     from shardwise.web.answer import answer
     from shardwise.web.question import read_question
 
@@ -61,6 +65,7 @@ def _answer(question: str) -> Reply:
 
 
 def _report(folder: Path, run: str) -> Reply:
+    """Status 200 with the HTML report about a run; 404 or 422 if it cannot be read."""
     from shardwise.web.local_runs import page_of
 
     try:
@@ -73,10 +78,13 @@ def _report(folder: Path, run: str) -> Reply:
 
 
 def main() -> None:
-    """Reply to tasks until there are no more."""
+    """Reply to JSON tasks on standard input until it ends: BEGUN, then the reply.
+
+    Every message has its length in front. All other output goes to standard error.
+    """
     import json
 
-    # Whatever else is printed here must not get between the replies.
+    # Replies keep the real standard output; everything else printed goes to standard error.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     tasks: SimpleQueue[bytes] = SimpleQueue()
@@ -91,6 +99,7 @@ def main() -> None:
 
 
 def _read(stream: BinaryIO, tasks: SimpleQueue[bytes]) -> None:
+    """Put each message of `stream` into `tasks`; exit the process when the stream ends."""
     while header := stream.read(LENGTH):
         tasks.put(stream.read(int.from_bytes(header, "big")))
     os._exit(0)

@@ -1,4 +1,4 @@
-"""The processes that work for a server: each does one task at a time, and can be ended alone."""
+"""The worker processes of a server: each does one task at a time and can be killed alone."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from typing import Any
 
-from shardwise.child import python_command
+from shardwise.launch.child import python_command
 from shardwise.web.work import BEGUN, LENGTH, Reply, framed
 
 _STOPPING = Reply(503, "The server is stopping.")
 
 
 class Workers:
-    """At most `most` processes, started when they are needed and kept for the next task.
+    """At most `most` worker processes, started on demand and kept for the next task.
 
-    A task that takes longer than `limit_s`, or that nobody waits for any more, ends its process.
+    A process is killed if its task takes longer than `limit_s` seconds or is cancelled.
     """
 
     def __init__(self, most: int, limit_s: float) -> None:
@@ -29,7 +29,7 @@ class Workers:
         self._closed = False
 
     async def reply(self, task: dict[str, Any]) -> Reply:
-        """The reply to a task; status 503 where none was found."""
+        """The reply of a worker to a task; status 503 if it took too long or was killed."""
         async with self._room:
             if self._closed:
                 return _STOPPING
@@ -56,7 +56,7 @@ class Workers:
             return found
 
     async def close(self) -> None:
-        """End all processes; who waits for a reply is told so."""
+        """Kill all processes; pending tasks get a reply with status 503."""
         self._closed = True
         self._busy |= {one for one in self._idle if one.returncode is None}
         ended = tuple(self._busy)
@@ -65,13 +65,13 @@ class Workers:
         await asyncio.gather(*(process.wait() for process in ended))
 
     def _end(self, process: Process) -> None:
-        """Kill it, once: asyncio complains about a process that it cannot find any more."""
+        """Kill a process, at most once: asyncio complains about a process that is gone."""
         if process in self._busy:
             self._busy.discard(process)
             process.kill()
 
     async def _take(self, fresh: bool = False) -> Process:
-        """A process that lives, as far as is known: one that waited, or a fresh one."""
+        """An idle process that seems alive, or a new one; always a new one if `fresh`."""
         process = None
         while self._idle and process is None and not fresh:
             process = self._idle.pop()
@@ -84,6 +84,7 @@ class Workers:
 
 
 async def _start() -> Process:
+    """Start a worker process."""
     # Modules come from where this process has them, never from the folder that it is started in.
     modules = {"PYTHONPATH": os.pathsep.join(sys.path)}
     return await asyncio.create_subprocess_exec(
@@ -97,7 +98,7 @@ async def _start() -> Process:
 
 
 async def _begins(process: Process, task: dict[str, Any]) -> bool:
-    """Give a process a task; whether it says that it has begun."""
+    """Send a task to a process; whether the process confirms that it has begun."""
     assert process.stdin is not None
     try:
         process.stdin.write(framed(json.dumps(task).encode()))
@@ -108,10 +109,12 @@ async def _begins(process: Process, task: dict[str, Any]) -> bool:
 
 
 async def _read_reply(process: Process) -> Reply:
+    """Read one reply of a process."""
     return Reply(*json.loads(await _read(process)))
 
 
 async def _read(process: Process) -> bytes:
+    """Read one message of a process, without its length."""
     assert process.stdout is not None
     length = int.from_bytes(await process.stdout.readexactly(LENGTH), "big")
     return await process.stdout.readexactly(length)

@@ -1,1 +1,1 @@
-"""Save and load through torch's distributed checkpoint, which plans who writes and reads what."""
+"""Save and load through torch's distributed checkpoint (DCP)."""

@@ -1,6 +1,6 @@
-"""No garbage collection while an index is created or read.
+"""Disable garbage collection while an index is created or read.
 
-An index is many objects. Each thousand of them would start a collection, and some of those look at
+An index is many objects. Each thousand of them would start a collection, and some collections visit
 all objects of torch: that takes longer than the index.
 """
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Disable the garbage collector in the body."""
+    """Context manager that disables the garbage collector inside the `with` block."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -28,7 +28,10 @@ from shardwise.engine.rank_tree import Failure, RankTree, shared_tree
 
 
 class Loaded(NamedTuple):
-    """The loaded checkpoint, and the newer ones that were skipped, with reasons."""
+    """The manifest of the loaded checkpoint, and the newer checkpoints that were skipped.
+
+    `skipped` has a sentence with the reason for each.
+    """
 
     manifest: Manifest
     skipped: list[str]
@@ -43,12 +46,15 @@ class UnreachableError(Exception):
     """A file system or store fails; its checkpoints may be intact, so retry."""
 
 
-# Returns the tensors to load into.
+# Returns the tensors to load into, given the manifest and the saved tensors.
 Allocate = Callable[[Manifest, Mapping[str, Tensor]], Mapping[str, torch.Tensor]]
 
 
 def load_last(place: Place, allocate: Allocate) -> Loaded | None:
-    """Load the newest intact checkpoint; None if there is none at all. All ranks call this."""
+    """Load the newest intact checkpoint; None if there is no checkpoint. All ranks call this.
+
+    Raises NoIntactCheckpointError if all are corrupt, UnreachableError if storage fails.
+    """
     skipped: dict[int, str] = {}
     tree = shared_tree()
     for step in reversed(_agreed_steps(place, tree)):
@@ -69,7 +75,10 @@ def load_last(place: Place, allocate: Allocate) -> Loaded | None:
 
 
 def _open_on_all_ranks(folder: Folder, tree: RankTree) -> tuple[str, Checkpoint | None]:
-    """Why it is corrupt, or the checkpoint; a problem of one rank counts for all."""
+    """Open a checkpoint: an empty reason and the checkpoint, or the reason why not and None.
+
+    The result is the same on all ranks: a problem of one rank counts for all.
+    """
     failure: Exception | None = None
     checkpoint = None
     try:
@@ -81,11 +90,14 @@ def _open_on_all_ranks(folder: Folder, tree: RankTree) -> tuple[str, Checkpoint 
 
 
 def _load(checkpoint: Checkpoint, state: Mapping[str, torch.Tensor], tree: RankTree) -> str:
-    """Load; return why it failed, the same on every rank, or an empty string."""
+    """Load tensors into `state`; return why that failed, or an empty string.
+
+    The result is the same on all ranks.
+    """
     ignore_single_process_warning()
     failure: BaseException | None = None
     try:
-        # Each rank for itself: it knows which pieces it needs.
+        # no_dist: each rank loads alone, since it knows which pieces it needs.
         load(
             dict(state),
             storage_reader=CheckpointReader(checkpoint, state),
@@ -99,7 +111,10 @@ def _load(checkpoint: Checkpoint, state: Mapping[str, torch.Tensor], tree: RankT
 
 
 def _first_failure(error: BaseException | None, folder: Folder, tree: RankTree) -> Failure | None:
-    """The first failure of any rank, on all ranks; raise UnreachableError if retrying may help."""
+    """The first failure of any rank, the same on all ranks; None if no rank failed.
+
+    `error` is the error of this rank. Raises UnreachableError if retrying may help.
+    """
     why = "" if error is None else sentence_of(error)
     failed = tree.first_failure(why)
     if failed is None:
@@ -111,7 +126,7 @@ def _first_failure(error: BaseException | None, folder: Folder, tree: RankTree) 
 
 
 def _may_pass(error: BaseException, folder: Folder) -> bool:
-    """Whether the file system or the store failed, and not the checkpoint is corrupt."""
+    """Whether the file system or the store failed, so that the checkpoint may be intact."""
     if isinstance(error, UnreadableFileError):
         return True
     if isinstance(error, UntrustedError | CorruptError | FileNotFoundError):
@@ -120,7 +135,7 @@ def _may_pass(error: BaseException, folder: Folder) -> bool:
 
 
 def _agreed_steps(place: Place, tree: RankTree) -> list[int]:
-    """The steps of complete checkpoints, as rank 0 sees them."""
+    """Steps of the complete checkpoints that rank 0 lists, on all ranks; oldest first."""
     steps: list[int] | str = []
     if tree.rank == 0:
         try:

@@ -1,7 +1,7 @@
-"""Plan a save without gathering: which shards a rank writes follows from its number.
+"""Plan a save without gathering: the shards that a rank writes follow from its number.
 
 torch's own planner gathers the plans of all ranks on rank 0, which then needs minutes at thousands
-of ranks. Here every rank computes the layout of all, and one all-reduce says whether they agree.
+of ranks. Here every rank computes the layout of all, and one all-reduce shows whether they agree.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from shardwise.engine.rank_tree import RankTree
 
 
 class UnequalStateError(Exception):
-    """Ranks hold different tensors, so that none knows what the others write."""
+    """Ranks hold different tensors, so that no rank can compute the files of the others."""
 
 
 class LocalShard(NamedTuple):
     """The shard of a tensor that this rank holds.
 
-    `axes` are the rule by which all ranks divide it; None if this shard is not what it says.
+    `axes` is the rule by which all ranks divide the tensor; None if this shard does not follow it.
+    `item` is torch's entry for writing the shard; None if the rank holds nothing of the tensor.
     """
 
     tensor: Tensor
@@ -42,7 +43,10 @@ class LocalShard(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What all ranks write, and what this rank writes in the order of its file."""
+    """The layout that all ranks write, and what this rank writes.
+
+    `own` are tensors of this rank alone; `items` are in the order of its file.
+    """
 
     layout: Layout
     own: list[Tensor]
@@ -50,11 +54,11 @@ class Plan(NamedTuple):
 
 
 def local_shards(state: Mapping[str, torch.Tensor], rank: int, world: int) -> dict[str, LocalShard]:
-    """The shards of this rank, as torch's planner cuts them."""
+    """The shard of each tensor that this rank holds, by name, as torch's planner divides it."""
     for name, tensor in state.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name} is not a tensor; only tensors can be saved")
-    # Reading the ranks of a large mesh takes longer than all else, and models have few meshes.
+    # Reading the ranks of a large mesh takes longest, and models have few meshes.
     known: dict[tuple[int, tuple[Placement, ...]], Axes] = {}
     found = {}
     for name, item in shards_of(state):
@@ -72,6 +76,7 @@ def local_shards(state: Mapping[str, torch.Tensor], rank: int, world: int) -> di
 def _local_shard(
     name: str, tensor: torch.Tensor, axes: Axes, item: WriteItem | None, rank: int, world: int
 ) -> LocalShard:
+    """The shard of one tensor; `axes` are None unless the rule gives the same shard as torch."""
     shape = tuple(tensor.shape)
     box = box_of(item) or Box((0,) * len(shape), (0,) * len(shape))
     is_regular = not problem_of(axes, len(shape), world) and _same(shard_of(axes, shape, rank), box)
@@ -86,7 +91,7 @@ def _local_shard(
 def _axes(tensor: DTensor) -> Axes:
     """The rule by which a mesh divides a tensor if its ranks are evenly spaced.
 
-    What `fully_shard` divides after tensor parallelism has a placement of its own, which is not a
+    After tensor parallelism, `fully_shard` divides with a placement of its own, which is not a
     Shard: it divides last, although its axis comes first in the mesh.
     """
     ranks = tensor.device_mesh.mesh
@@ -105,21 +110,22 @@ def _axes(tensor: DTensor) -> Axes:
 
 
 def _same(one: Box, other: Box) -> bool:
-    """Whether two boxes are equal, or both empty: where nothing is has no meaning."""
+    """Whether two boxes are equal or both empty; the offsets of an empty box have no meaning."""
     return one == other or (not math.prod(one.sizes) and not math.prod(other.sizes))
 
 
 def make_plan(
     shards: Mapping[str, LocalShard], own: Mapping[str, torch.Tensor], tree: RankTree
 ) -> Plan:
-    """Agree on the layout of `shards`, which all ranks hold; `own` are tensors of this rank alone.
+    """Agree on a layout and plan what each rank writes. All ranks call this.
 
-    Raises UnequalStateError on all ranks if they hold different tensors.
+    `shards` are of tensors that all ranks hold, `own` are tensors of this rank alone. Raises
+    UnequalStateError on all ranks if they hold different tensors.
     """
     tensors = [shard.tensor for shard in shards.values()]
     irregular = [name for name, shard in shards.items() if shard.axes is None]
     digests = [_digest(tensors), _digest([shard.axes for shard in shards.values()])]
-    # All are equal if the largest is the smallest.
+    # Digests are equal on all ranks if the largest equals the smallest.
     values = torch.tensor([*digests, *(-one for one in digests), len(irregular)])
     tree.all_reduce(values, dist.ReduceOp.MAX)
     largest, smallest, irregular_count = values[:2], -values[2:4], int(values[4])
@@ -143,6 +149,7 @@ def _plan(
     own: Mapping[str, torch.Tensor],
     rank: int,
 ) -> Plan:
+    """The plan of a rank: what it writes of the layout and of its `own` tensors."""
     alone = local_shards(own, 0, 1)
     tensors = [shard.tensor for shard in alone.values()]
     held = {**shards, **alone}
@@ -152,11 +159,12 @@ def _plan(
 
 
 def _digest(values: Sequence[object]) -> int:
+    """CRC32 of the text of values, to compare them across ranks."""
     return crc32(repr(values).encode())
 
 
 def _irregular_anywhere(shards: Mapping[str, LocalShard], tree: RankTree) -> list[str]:
-    """The tensors for which some ranks have no rule, or another one."""
+    """Names of tensors for which some ranks have no rule, or different rules."""
     digests = [-1 if one.axes is None else _digest(one.axes) for one in shards.values()]
     values = torch.tensor([digests, [-one for one in digests]])
     tree.all_reduce(values, dist.ReduceOp.MAX)
@@ -168,7 +176,10 @@ def _irregular_anywhere(shards: Mapping[str, LocalShard], tree: RankTree) -> lis
 
 
 def _listed(shards: Sequence[LocalShard], tree: RankTree) -> list[Listed]:
-    """The pieces of tensors without a rule, of all ranks; of equal ones, that of the first."""
+    """The pieces on all ranks of each tensor without a rule; equal pieces appear once.
+
+    Of equal pieces, the rank with the lowest number writes its own.
+    """
     widths = [2 * len(shard.tensor.shape) for shard in shards]
     table = torch.zeros(tree.size, sum(widths), dtype=torch.int64)
     table[tree.rank] = torch.tensor([n for shard in shards for half in shard.box for n in half])
@@ -187,7 +198,7 @@ def _listed(shards: Sequence[LocalShard], tree: RankTree) -> list[Listed]:
 
 
 class ShardPlanner(DefaultSavePlanner):
-    """Gives torch the plan of this rank; there is no other."""
+    """Planner that gives torch the plan of this rank, and no plan of other ranks."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)

@@ -15,10 +15,10 @@ _Key = tuple[type, int, tuple[Placement, ...], torch.Size, torch.dtype]
 
 
 def shards_of(state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, WriteItem | None]]:
-    """The shard of each tensor; None if this rank is not in its mesh.
+    """Yield the name and the shard of each tensor; the shard is None if this rank has none.
 
-    Models have thousands of tensors, and few shapes: torch is asked once for all that are divided
-    alike. So the name in a shard may be that of another tensor.
+    Models have thousands of tensors, and few shapes: torch's planner is called once for all tensors
+    that are divided alike. So the name in a shard may be that of another tensor.
     """
     known: dict[_Key, WriteItem | None] = {}
     for name, tensor in state.items():
@@ -29,6 +29,7 @@ def shards_of(state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, WriteIte
 
 
 def _key(tensor: torch.Tensor) -> _Key:
+    """Key that is equal for tensors that ranks divide alike."""
     if isinstance(tensor, DTensor):
         mesh, placements = id(tensor.device_mesh), tensor.placements
         return type(tensor), mesh, placements, tensor.shape, tensor.dtype
@@ -36,6 +37,7 @@ def _key(tensor: torch.Tensor) -> _Key:
 
 
 def _shard_of(name: str, tensor: torch.Tensor) -> WriteItem | None:
+    """The shard of a tensor on this rank, from torch's planner; None if it has none."""
     items = create_default_local_save_plan({name: tensor}, is_coordinator=False).items
     if len(items) > 1:
         raise TypeError(f"{name} has several shards on one rank, which is not supported")
@@ -43,7 +45,7 @@ def _shard_of(name: str, tensor: torch.Tensor) -> WriteItem | None:
 
 
 def box_of(item: WriteItem | None) -> Box | None:
-    """The part of the tensor that a shard is."""
+    """Offsets and sizes of a shard in its tensor; None if there is no shard."""
     if item is None or item.tensor_data is None:
         return None
     chunk = item.tensor_data.chunk

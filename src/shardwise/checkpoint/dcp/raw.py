@@ -9,18 +9,21 @@ import torch
 from shardwise.checkpoint.format.checksum import BLOCK, blocks, crc32
 from shardwise.checkpoint.format.pieces import Piece
 
-# Fits in a core's cache, so that bytes are hashed while they are there.
+# Bytes written at a time: they fit in a core's cache, so that they are hashed while they are there.
 _CACHED = 2**20
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor in order; a copy only if it is not contiguous on the CPU."""
+    """The bytes of a tensor in order, as a view of its memory if it is contiguous on the CPU.
+
+    Else they are a copy.
+    """
     flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
     return memoryview(cast(Any, flat.numpy()))
 
 
 def write_hashed(file: BinaryIO, data: memoryview) -> tuple[int, ...]:
-    """Write bytes; return the checksum of every block."""
+    """Write bytes; return the CRC32 of every block of 16 MiB."""
     checksums = []
     for begin, end in blocks(len(data)):
         value = 0
@@ -33,7 +36,10 @@ def write_hashed(file: BinaryIO, data: memoryview) -> tuple[int, ...]:
 
 
 def read_block(file: BinaryIO, piece: Piece, number: int, into: memoryview | None = None) -> bool:
-    """Read one block of a piece; return whether it matches its checksum."""
+    """Read block `number` of a piece; return whether it is complete and matches its checksum.
+
+    The bytes go to `into`; None only compares them.
+    """
     assert piece.crc32 is not None
     begin = number * BLOCK
     end = min(begin + BLOCK, piece.length)

@@ -1,4 +1,4 @@
-"""The storage reader for torch DCP: verifies every block before it reaches a tensor."""
+"""Storage reader for torch DCP that verifies every block before it reaches a tensor."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from shardwise.checkpoint.verify.opened import Checkpoint
 
 
 class CorruptError(Exception):
-    """Bytes do not match their checksum; names the file and the tensor."""
+    """Bytes do not match their checksum; the message names the file and the tensor."""
 
 
 class CheckpointReader(StorageReader):
-    """Reads from a checkpoint, which was checked before, what this rank holds of `state`."""
+    """Reads the shards of `state` that this rank holds, from an opened checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint, state: Mapping[str, torch.Tensor]) -> None:
         self._checkpoint, self._names = checkpoint, list(state)
-        # Torch's planner compares each shard with all chunks it is given: it gets those it needs.
+        # Torch's planner compares each shard with all chunks: it gets only the chunks it needs.
         self._pieces: dict[tuple[str, tuple[int, ...]], Piece] = {}
         for name, item in shards_of(state):
             saved, box = checkpoint.tensors.get(name), box_of(item)
-            # Torch names a tensor that is missing or has another shape.
+            # A tensor that is missing or has another shape is left out: torch then raises an error.
             if saved is not None and box is not None and saved.shape == tuple(state[name].shape):
                 for piece in checkpoint.pieces(name, box):
                     self._pieces[name, piece.offsets] = piece
@@ -48,6 +48,7 @@ class CheckpointReader(StorageReader):
         """Nothing to do: a reader is for one checkpoint."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The saved tensors of `state`, with the chunks that overlap the shards of this rank."""
         properties = {
             dtype: TensorProperties(dtype=getattr(torch, dtype))
             for dtype in {tensor.dtype for tensor in self._checkpoint.tensors.values()}
@@ -76,12 +77,14 @@ class CheckpointReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read the items of a plan into their tensors; return a completed future."""
         self._read(plan, planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
     def _read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
+        """Read the items of a plan, file by file in the order of their bytes."""
         wanted: dict[str, list[tuple[Piece, ReadItem]]] = {}
         for item in plan.items:
             piece = self._piece_of(item.storage_index)
@@ -94,11 +97,15 @@ class CheckpointReader(StorageReader):
                     planner.commit_tensor(item, target)
 
     def _piece_of(self, wanted: MetadataIndex) -> Piece:
+        """The piece that an item of a plan refers to."""
         offsets = tuple(wanted.offset or ())
         return self._pieces[wanted.fqn, offsets]
 
     def _fill(self, file: BinaryIO, piece: Piece, item: ReadItem, target: torch.Tensor) -> None:
-        """Read the requested part of a piece, and only the blocks it touches."""
+        """Read the part of a piece that `item` asks for into `target`.
+
+        Only the blocks that the part touches are read.
+        """
         if not target.numel():
             return
         dtype = self._checkpoint.tensors[piece.tensor].dtype
@@ -117,22 +124,25 @@ class CheckpointReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """False: torch must not choose this reader by the address of a checkpoint."""
         return False
 
 
 def read_blocks(file: BinaryIO, piece: Piece, numbers: range, view: memoryview) -> None:
-    """Read consecutive blocks of a piece; raise CorruptError."""
+    """Read consecutive blocks of a piece into `view`; raise CorruptError if one is corrupt."""
     for at, number in enumerate(numbers):
         if not read_block(file, piece, number, view[at * BLOCK : (at + 1) * BLOCK]):
             raise CorruptError(f"{piece.file}: {piece}: does not match its checksum")
 
 
 def _can_be_read_into(target: torch.Tensor, dtype: str) -> bool:
+    """Whether bytes of `dtype` can be read directly into the memory of `target`."""
     same = str(target.dtype) == f"torch.{dtype}"
     return same and target.device.type == "cpu" and target.is_contiguous()
 
 
 def _strides(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor, in elements."""
     found: list[int] = []
     step = 1
     for size in reversed(sizes):
@@ -144,7 +154,10 @@ def _strides(sizes: Sequence[int]) -> tuple[int, ...]:
 def _span(
     piece: Piece, offsets: Sequence[int], lengths: Sequence[int], element: int
 ) -> tuple[int, int]:
-    """Begin and end, in bytes, of a box inside a piece."""
+    """First byte of a box inside a piece, and the byte after its last.
+
+    `element` is the number of bytes per element.
+    """
     strides = _strides(piece.sizes)
     first = sum(o * s for o, s in zip(offsets, strides, strict=True))
     last = sum((o + n - 1) * s for o, n, s in zip(offsets, lengths, strides, strict=True))

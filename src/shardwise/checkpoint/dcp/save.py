@@ -22,8 +22,8 @@ from shardwise.checkpoint.format.layout import Layout
 from shardwise.checkpoint.format.manifest import FileRecord, Manifest, write_manifest
 from shardwise.checkpoint.format.place import Place
 from shardwise.checkpoint.format.rank_table import ROW_BYTES, RankRecord, pack_record
-from shardwise.engine.device import is_accelerator, use, wait_for_stream
 from shardwise.engine.rank_tree import RankTree
+from shardwise.pytorch.device import is_accelerator, use, wait_for_stream
 
 T = TypeVar("T")
 
@@ -33,13 +33,14 @@ class SaveError(Exception):
 
 
 class Saver:
-    """Saves the steps of a run, one at a time.
+    """Saves the checkpoints of a run, one at a time. Every rank has a Saver.
 
-    Every rank has one. Saving uses a process group of its own, so that saving and training never
-    wait for each other's collectives.
+    Saving uses a process group of its own, so that saving and training never wait for each other's
+    collectives. `last` is the step of the last complete checkpoint; None before the first.
     """
 
     def __init__(self, place: Place, keep: int, background: bool) -> None:
+        """`keep` checkpoints remain after a save, 0 keeps all; `background` saves in a thread."""
         self._place, self._keep, self._background = place, keep, background
         ignore_single_process_warning()
         self._tree = RankTree(separate=True)
@@ -57,11 +58,12 @@ class Saver:
         manifest: Manifest,
         unchanged: bool = False,
     ) -> None:
-        """Start a save after the last one has finished; `wait` raises its error.
+        """Start a save after the last save has finished; `wait` raises its error.
 
         All ranks hold `updated` and `buffers`; `own` are tensors of this rank alone. In the
         background, `updated` is copied while training continues: call `wait_until_copied` before
-        changing it. With `unchanged` it stays as it is until `wait`: this never waits for the save.
+        changing it. `unchanged` promises that it does not change until `wait`: then a thread saves
+        in any case, and this never waits for it.
         """
         self.wait()
         if not self._background and not unchanged:
@@ -95,6 +97,7 @@ class Saver:
 
     @property
     def busy(self) -> bool:
+        """Whether a save is running in the background."""
         return self._thread is not None and self._thread.is_alive()
 
     def _copy_and_write(
@@ -104,6 +107,10 @@ class Saver:
         own: dict[str, torch.Tensor],
         manifest: Manifest,
     ) -> None:
+        """Copy `updated` to the host if saving in the background, then write the checkpoint.
+
+        This is the body of the thread; `copies` are copies of the buffers.
+        """
         state: dict[str, torch.Tensor] = {}
         failure: Exception | None = None
         try:
@@ -121,13 +128,16 @@ class Saver:
         manifest: Manifest,
         failure: Exception | None = None,
     ) -> None:
-        """Write a checkpoint; a failure of any rank, such as one given, becomes that of all."""
+        """Write a checkpoint; keep an error for `wait` instead of raising it.
+
+        `failure` is an earlier error of this rank: it makes the save fail on all ranks.
+        """
         try:
             self._save(state, own, manifest, failure)
             self.last = manifest.step
         except Exception as error:
             self._failure = error
-            # After a SaveError no rank writes any more: all know of it.
+            # A SaveError is raised on all ranks, so that no rank still writes files.
             if isinstance(error, SaveError) and self._tree.rank == 0:
                 self._discard(manifest.step)
 
@@ -138,6 +148,7 @@ class Saver:
         manifest: Manifest,
         failure: Exception | None,
     ) -> None:
+        """Write a checkpoint on all ranks and commit it; raise SaveError on all if one fails."""
         tree, step = self._tree, manifest.step
 
         def begin() -> dict[str, LocalShard]:
@@ -148,11 +159,11 @@ class Saver:
             return local_shards(state, tree.rank, tree.size)
 
         plan = make_plan(self._on_all_ranks(begin), own, tree)
-        # Reading back takes a third of a save; in the background nobody waits for it.
+        # Only in the background are files read back: that takes a third of the time of a save.
         writer = CheckpointWriter(self._place, step, tree.rank, plan.own, self._background)
 
         def write() -> None:
-            # Each rank for itself: nothing is gathered.
+            # no_dist: each rank saves its own plan, and torch gathers nothing.
             tensors: dict[str, Any] = {**state, **own}
             planner = ShardPlanner(plan)
             save(tensors, storage_writer=writer, planner=planner, no_dist=True)
@@ -169,7 +180,7 @@ class Saver:
         self._on_all_ranks(commit)
 
     def _on_all_ranks(self, action: Callable[[], T]) -> T:
-        """Run an action on every rank; if it fails on one, raise SaveError on all."""
+        """Run `action` and return its result; if it fails on one rank, raise SaveError on all."""
         result: T | None = None
         why = ""
         try:
@@ -181,7 +192,7 @@ class Saver:
         return cast(T, result)
 
     def _rows(self, record: RankRecord) -> bytes:
-        """The records of all ranks."""
+        """The records of all ranks as bytes, in order of rank."""
         table = torch.zeros(self._tree.size, ROW_BYTES, dtype=torch.uint8)
         row = bytearray(pack_record(record))
         table[self._tree.rank] = torch.frombuffer(row, dtype=torch.uint8)
@@ -190,29 +201,32 @@ class Saver:
         return bytes(bytes_of(table))
 
     def _add_layout(self, step: int, found: Layout) -> FileRecord:
+        """Write layout.json to the checkpoint; return its record for the manifest."""
         data = layout.write_layout(found)
         self._add(step, layout.NAME, data)
         return FileRecord(name=layout.NAME, bytes=len(data), head=len(data), crc32=crc32(data))
 
     def _add_table(self, step: int, rows: bytes) -> FileRecord:
+        """Write the table of ranks to the checkpoint; return its record for the manifest."""
         data, record = rank_table.write_table(rows)
         self._add(step, rank_table.NAME, data)
         return record
 
     def _add(self, step: int, name: str, data: bytes) -> None:
+        """Write a file of the checkpoint."""
         with self._place.create(step, name) as file:
             file.write(data)
 
     def _discard(self, step: int) -> None:
-        """Free the space of a failed save: a full disk would stay full until the next one."""
-        # What cannot be removed now is removed by the next save; stores raise various errors.
+        """Remove the files of a failed save: a full disk would stay full until the next save."""
+        # The next save removes files that cannot be removed now; stores raise various errors.
         with contextlib.suppress(Exception):
             self._place.discard(step)
 
     def _remove_old(self, saved: int) -> None:
-        """Remove checkpoints older than `saved`, so that `keep` remain with it.
+        """Remove the oldest checkpoints, so that `keep` remain with that of step `saved`.
 
-        Newer ones stay: they could not be loaded, and someone may want to look at them.
+        Newer checkpoints stay: they could not be loaded, and someone may want to look at them.
         """
         if not self._keep:
             return
@@ -223,7 +237,7 @@ class Saver:
                 self._place.remove(step)
 
     def _stage(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copy tensors to the host, into the same memory every time."""
+        """Copy tensors to the host, into the same memory in every save; return the copies."""
         devices = {_local(tensor).device for tensor in state.values()}
         for device in devices:
             use(device)
@@ -238,11 +252,15 @@ class Saver:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """The local shard of a DTensor; any other tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _empty_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """An empty tensor on the host, sharded like `tensor`."""
+    """An uninitialised tensor on the host, sharded like `tensor`.
+
+    Its memory is pinned if `tensor` is on an accelerator.
+    """
     local = _local(tensor)
     copy = torch.empty_like(local, device="cpu", pin_memory=is_accelerator(local.device))
     if not isinstance(tensor, DTensor):

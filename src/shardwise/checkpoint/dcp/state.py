@@ -1,4 +1,4 @@
-"""The state of a training as named tensors, independent of world size and strategy.
+"""The state of a training run as named tensors, independent of world size and strategy.
 
 Only tensors are saved: the step determines learning rates and the order of the data, and the
 run.toml the settings. So resuming needs no unpickling.
@@ -13,42 +13,45 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.checkpoint.format.pieces import Tensor
-from shardwise.engine.device import random_states, set_random_states
 from shardwise.engine.local_parts import divided_like
 from shardwise.engine.low_bit import restore_parts, saved_parts
-from shardwise.engine.torch_private import WRAPPER_PREFIXES
-from shardwise.units.adapted import adapter_of
+from shardwise.pytorch.adapted import adapter_of
+from shardwise.pytorch.device import random_states, set_random_states
+from shardwise.pytorch.private import WRAPPER_PREFIXES
 
 MODEL, OPTIMIZER, RANK = "model", "optimizer", "rank"
 RANDOM = "random."
 
 
 def plain_name(name: str) -> str:
+    """Name of a parameter in the unwrapped model."""
     for prefix in WRAPPER_PREFIXES:
         name = name.replace(prefix, "")
     return name
 
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters by their names in the unwrapped model; tied ones once."""
+    """Parameters by their names in the unwrapped model; tied parameters appear once."""
     return {plain_name(name): p for name, p in _unwrapped(model).named_parameters()}
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel; any other model itself."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def saved_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that a checkpoint holds: all, or only the trained ones of an adapted model.
 
-    The frozen rest comes from the same files or the same seed again; the manifest identifies it.
+    The frozen parameters are loaded from the same files or built from the same seed again; the
+    manifest identifies them.
     """
     adapted = adapter_of(model) is not None
     return {n: p for n, p in parameters_of(model).items() if p.requires_grad or not adapted}
 
 
 def updated(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Tensors that only an update changes: parameters and their optimizer states."""
+    """Tensors that only an optimizer step changes: parameters and their optimizer states."""
     tensors: dict[str, torch.Tensor] = {}
     for name, parameter in saved_parameters(model).items():
         tensors[f"{MODEL}.{name}"] = divided_like(parameter, parameter.detach())
@@ -66,7 +69,7 @@ def updated(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tor
 def restore_quantised(
     model: nn.Module, optimizer: torch.optim.Optimizer, loaded: Mapping[str, torch.Tensor]
 ) -> None:
-    """Set the quantised states of an optimizer from what was loaded into `updated`."""
+    """Set the quantised states of an optimizer; `loaded` has the tensors of `updated` by name."""
     for name, parameter in parameters_of(model).items():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor) and (parts := saved_parts(value)):
@@ -75,7 +78,7 @@ def restore_quantised(
 
 
 def buffers_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Persistent buffers, which a forward pass may change."""
+    """Persistent buffers by name, which a forward pass may change."""
     unwrapped = _unwrapped(model)
     persistent = set(unwrapped.state_dict().keys())
     return {
@@ -88,13 +91,14 @@ def buffers_of(model: nn.Module) -> dict[str, torch.Tensor]:
 def rank_state(
     rank: int, device: torch.device, more: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """State of one rank alone: its random number generators, and `more`."""
+    """State of one rank alone by name: its random number generators, and `more`."""
     random = {f"{RANDOM}{kind}": state for kind, state in random_states(device).items()}
     tensors = {**more, **random}
     return {f"{RANK}.{rank}.{name}": tensor for name, tensor in tensors.items()}
 
 
 def restore_random(rank_state: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    """Set the random number generators of this process from its `rank_state`."""
     states = {
         name.removeprefix(RANDOM): state
         for name, state in rank_state.items()
@@ -104,7 +108,7 @@ def restore_random(rank_state: Mapping[str, torch.Tensor], device: torch.device)
 
 
 def allocate_rank_state(saved: Mapping[str, Tensor], rank: int) -> dict[str, torch.Tensor]:
-    """Empty tensors to load the state of this rank into."""
+    """Uninitialised tensors to load the state of one rank into, by name."""
     prefix = f"{RANK}.{rank}."
     return {
         name: torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
@@ -116,10 +120,10 @@ def allocate_rank_state(saved: Mapping[str, Tensor], rank: int) -> dict[str, tor
 def make_optimizer_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor]
 ) -> None:
-    """Allocate optimizer states as they were saved, before the optimizer's first step.
+    """Allocate optimizer states like the saved ones, before the optimizer's first step.
 
-    A state of the parameter's shape is sharded like it; any other is a number. An optimizer that
-    quantises states makes them itself.
+    A state of the parameter's shape is sharded like the parameter; any other state is a number. An
+    optimizer that quantises states allocates them itself.
     """
     new_state = getattr(optimizer, "new_state", None)
     keys: dict[str, list[str]] = {}

@@ -1,9 +1,8 @@
-"""The state of a training, sent from one process to another that is behind.
+"""Send the state of a training run from one process to another that has fallen behind.
 
-Who asks proves that it knows the sender's secret, and so does the sender, in an answer to random
-bytes of both. Bytes of tensors travel as they are, with a checksum for each 16 MiB. Nothing is
-unpickled. The receiver allocates only what its own model needs, and returns nothing before all of
-it is verified.
+Both prove that they know the sender's secret, with random bytes that each chooses. Tensors are sent
+as plain bytes, with a checksum for each 16 MiB. Nothing is unpickled. The receiver allocates only
+the tensors of its own model, and returns nothing before all of them are verified.
 The methods are those of torchft's CheckpointTransport, which calls them.
 """
 
@@ -26,16 +25,16 @@ import torch
 from shardwise.checkpoint.dcp.raw import bytes_of
 from shardwise.checkpoint.format.checksum import blocks, crc32
 from shardwise.checkpoint.format.pieces import Tensor
-from shardwise.engine.channel import CHALLENGE_BYTES, Channel, ForgedError, Secret, body_of
-from shardwise.engine.store import listen
-from shardwise.engine.torch_private import local_tensor
+from shardwise.pytorch.channel import CHALLENGE_BYTES, Channel, ForgedError, Secret, body_of
+from shardwise.pytorch.private import local_tensor
+from shardwise.pytorch.store import listen
 from shardwise.spec.foreign_text import one_line
 
 _HEAD = struct.Struct(">II")
 _CHECKSUM = struct.Struct(">I")
 # More than the header of any model, less than would exhaust memory.
 _LONGEST_HEADER, _LONGEST_REQUEST = 2**28, 4096
-# Connections that are served at a time, and seconds in which one has to say what it wants.
+# Connections that are served at a time, and seconds in which each has to send its request.
 _MOST_CONNECTIONS, _REQUEST_S = 64, 10.0
 
 
@@ -44,7 +43,7 @@ class TransferError(RuntimeError):
 
 
 class _Address(msgspec.Struct, frozen=True):
-    """Where a process offers its state, and the secret that who asks must know."""
+    """Where a process offers its state, and the secret that a receiver must know."""
 
     host: str
     port: int
@@ -52,7 +51,7 @@ class _Address(msgspec.Struct, frozen=True):
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """The step that is asked for, and random bytes of who asks, in hexadecimal digits."""
+    """The step that a receiver asks for, and random bytes of the receiver in hexadecimal digits."""
 
     step: int
     challenge: str
@@ -68,24 +67,28 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Header(msgspec.Struct, frozen=True):
+    """torchft's counters, and the tensors that follow, in order."""
+
     counters: dict[str, int]
     tensors: list[_Entry]
 
 
 class _Offer(NamedTuple):
+    """The state of one step that a process offers; `header` is an encoded `_Header`."""
+
     step: int
     header: bytes
     tensors: Mapping[str, torch.Tensor]
 
 
-# From the tensors of a sender to those of this process that they are for.
+# Returns the tensors of this process, given the tensors of a sender.
 Allocate = Callable[[Mapping[str, Tensor]], Mapping[str, torch.Tensor]]
 
 
 class TensorTransport:
-    """Offers the state of this process to others, and receives that of another.
+    """Offers the state of this process to others, and receives the state of another process.
 
-    It listens on `address` only, at a port that is free.
+    It listens on `address` only, at any free port.
     """
 
     def __init__(self, address: str, allocate: Allocate) -> None:
@@ -98,20 +101,20 @@ class TensorTransport:
         self._sending = 0
         self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
         self._timeout_s = 60.0
-        # Why the last state was not received.
+        # Why the last state was not received; None if it was.
         self.failure: Exception | None = None
         threading.Thread(target=self._accept, daemon=True, name="replica-transport").start()
 
     # ---- called by torchft -----------------------------------------------------------------------
 
     def metadata(self) -> str:
-        """How another process finds this one."""
+        """Address and secret of this process as JSON, with which another process connects to it."""
         return msgspec.json.encode(_Address(self._host, self._port, self._secret)).decode()
 
     def send_checkpoint(
         self, dst_ranks: list[int], step: int, state_dict: Mapping[str, Any], timeout: timedelta
     ) -> None:
-        """Offer the state until `disallow_checkpoint`; threads send it meanwhile."""
+        """Offer the state after `step` steps until `disallow_checkpoint`; threads send it."""
         tensors: Mapping[str, torch.Tensor] = state_dict["user"]["default"]
         entries = [
             _Entry(name, _dtype(tensor), tuple(tensor.shape), local_tensor(tensor).nbytes)
@@ -124,7 +127,7 @@ class TensorTransport:
             self._changed.notify_all()
 
     def disallow_checkpoint(self) -> None:
-        """Withdraw the offer; wait until nothing is being sent, so that tensors may change."""
+        """Withdraw the offer; wait until no thread sends, so that tensors may change."""
         with self._changed:
             self._offer = None
             self._changed.wait_for(lambda: self._sending == 0)
@@ -132,7 +135,7 @@ class TensorTransport:
     def recv_checkpoint(
         self, src_rank: int, metadata: str, step: int, timeout: timedelta
     ) -> dict[str, Any]:
-        """The state of another process after `step` steps, verified."""
+        """Receive the state of another process after `step` steps, and verify it."""
         self.failure = None
         try:
             address = msgspec.json.decode(metadata, type=_Address)
@@ -145,26 +148,33 @@ class TensorTransport:
             raise
 
     def shutdown(self, wait: bool = True) -> None:
+        """Stop listening."""
         self._listener.close()
 
     # ---- sending ---------------------------------------------------------------------------------
 
     def _accept(self) -> None:
+        """Serve each connection in a thread of its own, until shutdown."""
         with suppress(OSError):  # closed by shutdown
             while True:
                 connection, _ = self._listener.accept()
-                # Idle connections of strangers hold neither threads nor this one for long.
+                # Idle connections of strangers soon time out, so this does not wait for long.
                 self._free.acquire()
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
+        """Answer one connection, then free its slot."""
         try:
             self._answer(connection)
         finally:
             self._free.release()
 
     def _answer(self, connection: socket.socket) -> None:
-        # A receiver that is gone gets nothing; it says so itself.
+        """Read a request and send the state it asks for.
+
+        Send nothing if the request is invalid, or if this step is not offered in time.
+        """
+        # If the transfer fails here, it also fails in the receiver, which reports it.
         with connection, suppress(OSError, msgspec.MsgspecError, TransferError, ForgedError):
             connection.settimeout(min(_REQUEST_S, self._timeout_s))
             request, channel = self._request(connection)
@@ -180,7 +190,10 @@ class TensorTransport:
                     self._changed.notify_all()
 
     def _request(self, connection: socket.socket) -> tuple[_Request, Channel]:
-        """What a holder of the secret asks for; raises ForgedError for others."""
+        """The request of a receiver, and the channel to answer it.
+
+        Raises ForgedError if the receiver does not know the secret.
+        """
         challenge = secrets.token_bytes(CHALLENGE_BYTES)
         connection.sendall(challenge)
         padded = _read(connection, _LONGEST_REQUEST, time.monotonic() + _REQUEST_S)
@@ -189,7 +202,10 @@ class TensorTransport:
         return msgspec.json.decode(channel.open(line), type=_Request), channel
 
     def _begin_sending(self, step: int) -> _Offer | None:
-        """The offer of a step, which may be made only after it is asked for."""
+        """Wait for the offer of a step, and count this thread as sending.
+
+        None if the step is not offered before the timeout.
+        """
         deadline = time.monotonic() + self._timeout_s
         with self._changed:
             self._changed.wait_for(
@@ -204,6 +220,7 @@ class TensorTransport:
     # ---- receiving -------------------------------------------------------------------------------
 
     def _receive(self, connection: socket.socket, channel: Channel) -> dict[str, Any]:
+        """Receive tensors and counters over a connection, and verify them."""
         length, checksum = _HEAD.unpack(_read(connection, _HEAD.size))
         if length > _LONGEST_HEADER:
             raise TransferError(f"a header of {length:,} bytes is longer than that of any model")
@@ -225,7 +242,7 @@ class TensorTransport:
 
 
 def _ask(connection: socket.socket, secret: str, step: int) -> Channel:
-    """Ask for the state of a step; return the channel on which it is answered."""
+    """Ask for the state of a step; return the channel that authenticates the answer."""
     challenge = bytes(_read(connection, CHALLENGE_BYTES))
     body = msgspec.json.encode(_Request(step, secrets.token_hex(CHALLENGE_BYTES)))
     channel = Secret(secret).channel(challenge, body, serves=False)
@@ -234,7 +251,7 @@ def _ask(connection: socket.socket, secret: str, step: int) -> Channel:
 
 
 def _check_same(own: Mapping[str, torch.Tensor], offered: list[_Entry]) -> None:
-    """Raise TransferError unless a sender's tensors are those of this process."""
+    """Raise TransferError unless a sender's tensors have the names, dtypes and shapes of `own`."""
     names = {entry.name for entry in offered}
     if other := sorted(names ^ own.keys()):
         raise TransferError(f"{one_line(other[0][:200])} is in one of the two replica groups only")
@@ -249,6 +266,10 @@ def _check_same(own: Mapping[str, torch.Tensor], offered: list[_Entry]) -> None:
 
 
 def _send(connection: socket.socket, offer: _Offer, channel: Channel) -> None:
+    """Send the header of an offer, sealed by `channel`, then the blocks of its local tensors.
+
+    The blocks are not sealed: each is followed by its CRC-32 only.
+    """
     head = channel.seal(offer.header)
     connection.sendall(_HEAD.pack(len(head), crc32(head)) + head)
     for tensor in offer.tensors.values():
@@ -260,7 +281,7 @@ def _send(connection: socket.socket, offer: _Offer, channel: Channel) -> None:
 
 
 def _receive_tensor(connection: socket.socket, name: str, like: torch.Tensor) -> torch.Tensor:
-    """A tensor in host memory, every block of it verified."""
+    """Receive a tensor of the shape of `like` into host memory, and verify every block."""
     tensor = torch.empty(like.shape, dtype=like.dtype)
     data = bytes_of(tensor)
     for begin, end in blocks(len(data)):
@@ -271,12 +292,14 @@ def _receive_tensor(connection: socket.socket, name: str, like: torch.Tensor) ->
 
 
 def _read(connection: socket.socket, length: int, deadline: float = math.inf) -> bytearray:
+    """Read `length` bytes; raise TransferError at the end of the connection or after `deadline`."""
     data = bytearray(length)
     _read_into(connection, memoryview(data), deadline)
     return data
 
 
 def _read_into(connection: socket.socket, view: memoryview, deadline: float = math.inf) -> None:
+    """Fill `view`; raise TransferError at the end of the connection or after `deadline`."""
     while view:
         if time.monotonic() > deadline:
             raise TransferError("the other side sends too slowly")
@@ -287,4 +310,5 @@ def _read_into(connection: socket.socket, view: memoryview, deadline: float = ma
 
 
 def _dtype(tensor: torch.Tensor) -> str:
+    """torch's name of a tensor's dtype, such as `float32`."""
     return str(tensor.dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""The storage writer for torch DCP: hashes the file of a rank while writing it, then its index."""
+"""Storage writer for torch DCP: writes and hashes the file of a rank, then writes its index."""
 
 from __future__ import annotations
 
@@ -31,12 +31,15 @@ class NotWrittenError(OSError):
 
 
 class CheckpointWriter(StorageWriter):
-    """Writes the files of one rank: its tensors, and their index."""
+    """Writes the two files of one rank: its tensors, and their index.
+
+    `record` has their sizes and checksums; all are 0 if the rank writes nothing.
+    """
 
     def __init__(
         self, place: Place, step: int, rank: int, own: list[Tensor], reads_back: bool
     ) -> None:
-        """`own` are tensors of this rank alone."""
+        """`own` are tensors of this rank alone; `reads_back` compares files after writing them."""
         self._place, self._step, self._rank = place, step, rank
         self._own, self._reads_back = own, reads_back
         self.record = RankRecord()
@@ -54,6 +57,7 @@ class CheckpointWriter(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write the two files of this rank, if it has tensors; return a completed future."""
         if plan.items or self._own:
             self.record = self._write(plan.items, planner)
         future: Future[list[WriteResult]] = Future()
@@ -61,6 +65,7 @@ class CheckpointWriter(StorageWriter):
         return future
 
     def _write(self, items: list[WriteItem], planner: SavePlanner) -> RankRecord:
+        """Write the tensors and the index of this rank; return sizes and checksums."""
         name = file_of(self._rank)
         with no_garbage_collection():
             parts = [_part(item) for item in items]
@@ -81,6 +86,7 @@ class CheckpointWriter(StorageWriter):
         return record
 
     def _read_back(self, record: RankRecord, pieces: list[Piece]) -> None:
+        """Read both files from disk; raise NotWrittenError if they differ from what was written."""
         tensors, index = file_of(self._rank), index_of(self._rank)
         self._read_back_start(tensors, record.head, record.head_crc32, "the header")
         self._read_back_start(index, record.index_bytes, record.index_crc32, "the index")
@@ -96,7 +102,10 @@ class CheckpointWriter(StorageWriter):
                         )
 
     def _read_back_start(self, name: str, size: int, checksum: int, what: str) -> None:
-        """Compare the first bytes of a file with what was written."""
+        """Compare the first `size` bytes of a file with a checksum; raise NotWrittenError.
+
+        Does nothing if the store verifies its files itself.
+        """
         found = self._place.verify_from(self._step, name)
         if found is None:
             return
@@ -109,10 +118,12 @@ class CheckpointWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """False: torch must not choose this writer by the address of a checkpoint."""
         return False
 
 
 def _part(item: WriteItem) -> Part:
+    """The part of a tensor that an item of a plan writes."""
     data = cast(TensorWriteData, item.tensor_data)
     dtype = str(data.properties.dtype).removeprefix("torch.")
     return Part(item.index.fqn, dtype, tuple(data.chunk.offsets), tuple(data.chunk.sizes))

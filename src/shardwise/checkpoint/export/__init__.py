@@ -1,1 +1,1 @@
-"""The weights of a checkpoint, for others."""
+"""Export the weights of a checkpoint for Hugging Face and PEFT."""

@@ -17,24 +17,24 @@ from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.pieces import Tensor
 from shardwise.checkpoint.format.synced import sync_file, write_synced
 from shardwise.engine.adapter import base_digest, is_quantised
-from shardwise.spec.adapter import Adapter
-from shardwise.spec.lookup import Model
-from shardwise.spec.record import SpecError
-from shardwise.units.adapted import (
+from shardwise.pytorch.adapted import (
     adapted_layers,
     adapter_of,
     base_name,
     is_adapted,
     lora_config,
 )
-from shardwise.units.build import build_module
-from shardwise.units.quiet_libraries import quiet_imports, silence_transformers
+from shardwise.pytorch.build import build_module
+from shardwise.pytorch.quiet_libraries import quiet_imports, silence_transformers
+from shardwise.spec.adapter import Adapter
+from shardwise.spec.lookup import Model
+from shardwise.spec.record import SpecError
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 # The names that peft gives the parameters of a wrapped model.
 _PREFIX = "base_model.model."
 
-# Builds the adapted model of a run on the CPU with its frozen weights, as they were trained with.
+# Builds the adapted model of a run on the CPU, with the frozen weights of the training.
 Rebuild = Callable[[Manifest, Model], nn.Module]
 
 
@@ -45,7 +45,10 @@ def write_adapter(
     reader: TensorReader,
     dtype: torch.dtype | None,
 ) -> dict[str, torch.Tensor]:
-    """Write adapter_model.safetensors and adapter_config.json; return the tensors written."""
+    """Write adapter_model.safetensors and adapter_config.json; return the tensors written.
+
+    `dtype` None keeps the saved dtypes.
+    """
     with quiet_imports():
         from peft import get_peft_model_state_dict
     from safetensors.torch import save
@@ -72,12 +75,13 @@ def write_adapter(
 
 
 def _as_json(config: Any) -> bytes:
-    """The text that peft writes for a configuration."""
+    """The bytes of a configuration, as peft writes it."""
     table = {k: sorted(v) if isinstance(v, set) else v for k, v in config.to_dict().items()}
     return f"{json.dumps(table, indent=2, sort_keys=True)}\n".encode()
 
 
 def _converted(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """A tensor in `dtype` (None: unchanged); raise SpecError if a value overflows."""
     converted = tensor if dtype is None else tensor.to(dtype)
     if not torch.equal(converted.isfinite(), tensor.isfinite()):
         raise SpecError(f"--dtype: a trained weight overflows {dtype}; use bf16 or fp32")
@@ -85,7 +89,10 @@ def _converted(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def _modules_in_full(module: nn.Module, in_full: dict[str, torch.Tensor]) -> list[str]:
-    """The modules that PEFT's format must hold whole: those of parameters trained in full."""
+    """Names of modules whose parameters are all trained in full, which PEFT saves in full.
+
+    Raises SpecError if only some parameters of a module are trained.
+    """
     names = sorted({name.rpartition(".")[0] for name in in_full})
     for name in names:
         layer = module.get_submodule(name)
@@ -99,7 +106,10 @@ def _modules_in_full(module: nn.Module, in_full: dict[str, torch.Tensor]) -> lis
 
 
 def merged(manifest: Manifest, model: Model, reader: TensorReader, rebuild: Rebuild) -> nn.Module:
-    """The model with its adapters merged into the base, in fp32 and without layers of peft."""
+    """The model with its adapters merged into the base, in fp32 and without layers of peft.
+
+    Raises SpecError if the base is not the one that was trained with.
+    """
     module = rebuild(manifest, model)
     if base_digest(module) != manifest.base:
         raise SpecError(
@@ -123,7 +133,10 @@ def merged(manifest: Manifest, model: Model, reader: TensorReader, rebuild: Rebu
 
 
 def write_merged(folder: Path, module: nn.Module, dtype: torch.dtype, shard_size: int) -> None:
-    """Write a merged model as transformers does, or as one safetensors file."""
+    """Write a merged model as transformers does, in files of at most `shard_size` bytes.
+
+    A model without `save_pretrained` is written as one safetensors file.
+    """
     module.to(dtype)
     if hasattr(module, "save_pretrained") and hasattr(module, "config"):
         module.config.use_cache = True  # type: ignore[union-attr]

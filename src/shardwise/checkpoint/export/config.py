@@ -13,10 +13,10 @@ from shardwise.checkpoint.dcp import state
 from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.pieces import Tensor
 from shardwise.checkpoint.format.synced import write_synced
+from shardwise.pytorch.build import build_module
 from shardwise.spec.lookup import ConfigRef, Model, ModuleRef
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
-from shardwise.units.build import build_module
 
 _GENERATION = "generation_config.json"
 
@@ -34,9 +34,10 @@ def model_of(manifest: Manifest) -> Model | None:
 
 
 def write_config(folder: Path, model: Model | None, saved: Mapping[str, Tensor], dtype: str) -> str:
-    """Write config.json and generation_config.json; return why not, or an empty string.
+    """Write config.json and generation_config.json to `folder`.
 
-    Raises SpecError if the model built now differs from the saved one.
+    Returns why they were not written, or an empty string. Raises SpecError if the model built now
+    differs from the saved one.
     """
     if model is None:
         return "the checkpoint does not name its model"
@@ -61,7 +62,7 @@ def write_config(folder: Path, model: Model | None, saved: Mapping[str, Tensor],
 
 
 def check_folder(model: Model) -> None:
-    """Raise SpecError if the config.json that the model is built from is not there."""
+    """Raise SpecError if the config.json that the model is built from does not exist."""
     config = getattr(model, "config", None)
     if config is not None and not Path(config).exists():
         raise SpecError(
@@ -80,7 +81,7 @@ def _file_of_model(model: ModelSpec | ConfigRef, name: str) -> Path | None:
 
 
 def compare(module: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """Raise SpecError unless the saved weights match the model."""
+    """Raise SpecError unless names and shapes of the saved weights match the model."""
     weights = {f"{state.MODEL}.{name}": p for name, p in state.saved_parameters(module).items()}
     now = {name: tuple(t.shape) for name, t in {**weights, **state.buffers_of(module)}.items()}
     before = {
@@ -96,4 +97,5 @@ def compare(module: nn.Module, saved: Mapping[str, Tensor]) -> None:
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:
+    """Words for a shape in a sentence: "has shape [2, 3]"; None: "is missing"."""
     return "is missing" if shape is None else f"has shape {list(shape)}"

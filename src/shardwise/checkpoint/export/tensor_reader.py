@@ -18,7 +18,7 @@ _MAX_OPEN_FILES = 128
 
 
 class TensorReader:
-    """Reads the tensors of one checkpoint, one at a time.
+    """Reads the full tensors of one checkpoint, one at a time; a context manager.
 
     The index must have been checked: the pieces cover their tensors.
     """
@@ -28,7 +28,7 @@ class TensorReader:
         self._open: dict[str, BinaryIO] = {}
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a tensor; raise CorruptError, which names the file and the tensor."""
+        """Read a full tensor; raise CorruptError, which names the file and the tensor."""
         tensor = self._checkpoint.tensors[name]
         full = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
         for piece in self._checkpoint.pieces(name, whole(tensor.shape)):
@@ -36,6 +36,10 @@ class TensorReader:
         return full
 
     def _fill(self, piece: Piece, target: torch.Tensor) -> None:
+        """Fill `target`, the part of the full tensor that the piece holds, from the piece's file.
+
+        Raises CorruptError if the file cannot be read or does not match its checksums.
+        """
         buffer = target
         if not target.is_contiguous():
             buffer = torch.empty(target.shape, dtype=target.dtype)
@@ -49,6 +53,7 @@ class TensorReader:
             target.copy_(buffer)
 
     def _file(self, name: str) -> BinaryIO:
+        """An open file of the checkpoint; at most _MAX_OPEN_FILES stay open."""
         file = self._open.pop(name, None)
         if file is None:
             if len(self._open) >= _MAX_OPEN_FILES:
@@ -68,7 +73,7 @@ class TensorReader:
 
 
 def _slice_of(full: torch.Tensor, piece: Piece) -> torch.Tensor:
-    """A view of the part of a tensor that a piece holds."""
+    """View of the part of a full tensor that a piece holds."""
     part = full
     for axis, (begin, size) in enumerate(zip(piece.offsets, piece.sizes, strict=True)):
         part = part.narrow(axis, begin, size)

@@ -43,7 +43,7 @@ _CHUNK = 2**22
 
 
 class ExportedWeights(NamedTuple):
-    """What was exported, and where."""
+    """Step, folder, size and files of an export, and notes for the user."""
 
     step: int
     folder: str
@@ -59,7 +59,7 @@ class ExportedWeights(NamedTuple):
     skipped: tuple[str, ...] = ()
     # Adapters in PEFT's format, which belong on their base model.
     adapter: bool = False
-    # Which weights of the base the adapters belong to, if not those of its files.
+    # Sentence on the base of a run with quantised weights; empty for other runs.
     base: str = ""
 
 
@@ -89,9 +89,9 @@ def export_first(
 ) -> ExportedWeights:
     """Export the first intact checkpoint to a new folder; `dtype` None keeps the saved dtypes.
 
-    Of an adapted model this is its adapters in PEFT's format or, with `rebuild`, which builds the
+    For an adapted model, export its adapters in PEFT's format or, with `rebuild`, which builds the
     base, the merged model. The folder appears once it is complete on disk. Raises
-    NotExportedError if none is intact.
+    NotExportedError if no checkpoint is intact.
     """
     to = to.resolve()
     check_target(to)
@@ -114,6 +114,7 @@ def _export(
     progress: Progress,
     rebuild: Rebuild | None,
 ) -> ExportedWeights:
+    """Export one checkpoint to `to`; raise UntrustedError or CorruptError if it is not intact."""
     try:
         checkpoint = open_checkpoint(folder)
     except OSError as error:
@@ -132,7 +133,7 @@ def _export(
     shards = shards_of(parts, shard_size)
     dtypes = tuple(sorted({part.dtype for part in parts}))
     with atomic_folder(to) as unfinished:
-        # First, since it is quick and may refuse.
+        # First, since it is quick and may raise SpecError.
         no_config = write_config(unfinished, model, saved, _main_dtype(parts))
         with TensorReader(checkpoint) as reader:
             for name, shard in shards.items():
@@ -192,7 +193,7 @@ def _export_adapted(
 
 
 def _base(adapter: Adapter, *, merged: bool) -> str:
-    """One sentence on the base of a quantised run; empty for others."""
+    """Sentence on the base of a run with quantised weights; empty for other runs."""
     if not adapter.quantised:
         return ""
     if merged:
@@ -201,7 +202,7 @@ def _base(adapter: Adapter, *, merged: bool) -> str:
 
 
 def parts_of(saved: Mapping[str, Tensor], dtype: DType | None) -> list[Part]:
-    """The weights of a checkpoint in the dtypes to be written."""
+    """The weights of a checkpoint as full parts, in the dtypes to be written."""
     parts = []
     for name, tensor in saved.items():
         if name.startswith(_PREFIX):
@@ -212,7 +213,10 @@ def parts_of(saved: Mapping[str, Tensor], dtype: DType | None) -> list[Part]:
 
 
 def shards_of(parts: Sequence[Part], most: int) -> dict[str, list[Part]]:
-    """Distribute tensors over files of at most `most` bytes; a larger tensor gets its own file."""
+    """Tensors of each file, by file name, of at most `most` bytes.
+
+    A larger tensor gets its own file.
+    """
     shards: list[list[Part]] = [[]]
     size = 0
     for part in parts:
@@ -230,7 +234,7 @@ def shards_of(parts: Sequence[Part], most: int) -> dict[str, list[Part]]:
 
 
 def _main_dtype(parts: Sequence[Part]) -> str:
-    """The floating-point dtype with the most bytes."""
+    """The floating-point dtype with the most bytes; any dtype if no weight is floating-point."""
     counts: dict[str, int] = {}
     for part in parts:
         counts[part.dtype] = counts.get(part.dtype, 0) + part.length
@@ -239,6 +243,7 @@ def _main_dtype(parts: Sequence[Part]) -> str:
 
 
 def _index(shards: dict[str, list[Part]]) -> bytes:
+    """The bytes of model.safetensors.index.json."""
     total = sum(part.length for shard in shards.values() for part in shard)
     places = {part.tensor: name for name, shard in shards.items() for part in shard}
     table = {"metadata": {"total_size": total}, "weight_map": places}
@@ -246,6 +251,7 @@ def _index(shards: dict[str, list[Part]]) -> bytes:
 
 
 def _write_shard(path: Path, shard: list[Part], reader: TensorReader, progress: Progress) -> None:
+    """Write one file of weights; `progress` gets the bytes written since its last call."""
     # Widest dtype first, so that every tensor is aligned to its element size.
     ordered = sorted(shard, key=lambda part: -DTYPES[part.dtype])
     with SyncedFile(path) as file:
@@ -257,13 +263,14 @@ def _write_shard(path: Path, shard: list[Part], reader: TensorReader, progress: 
 
 
 def _bytes_as_written(part: Part, reader: TensorReader) -> Iterator[memoryview]:
+    """Yield the bytes of a weight in the dtype to be written."""
     values = reader.read(f"{_PREFIX}{part.tensor}").reshape(-1)
     for begin in range(0, values.numel(), _CHUNK):
         yield bytes_of(_converted(part, values[begin : begin + _CHUNK]))
 
 
 def _converted(part: Part, values: torch.Tensor) -> torch.Tensor:
-    """Convert to the new dtype; raise SpecError if a value overflows."""
+    """A weight in the dtype of `part`; raise SpecError if a value overflows."""
     dtype = getattr(torch, part.dtype)
     if values.dtype == dtype:
         return values

@@ -1,1 +1,1 @@
-"""Checkpoints of others, read without running anything in them."""
+"""Checkpoints of torch and Hugging Face, read without running anything in them."""

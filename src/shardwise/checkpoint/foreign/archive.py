@@ -30,7 +30,10 @@ _UTF8, _FOLLOWED = 0x0800, 0x0008
 
 
 class Entry(NamedTuple):
-    """An entry of the directory; `begin` is the position of its header."""
+    """An entry of the directory of an archive; its data has `size` bytes.
+
+    `begin` is the position of its header.
+    """
 
     name: bytes
     crc32: int
@@ -39,13 +42,14 @@ class Entry(NamedTuple):
 
     @property
     def flags(self) -> int:
+        """Flags of the entry in its headers."""
         return _UTF8 | _FOLLOWED if self.size else _UTF8
 
 
 def check_archive(
     window: Window, start: int, length: int, holds: int | None
 ) -> Iterator[tuple[Severity, str]]:
-    """The problems of the archive at this position of a file.
+    """Yield severity and description of each problem of the archive at this position of a file.
 
     `holds` is the size of its tensor in bytes; None for any other object.
     """
@@ -73,7 +77,10 @@ def check_archive(
 
 
 def _entries(window: Window, start: int, length: int) -> tuple[list[Entry], int]:
-    """The entries of the directory, and the position of the directory."""
+    """The entries of the directory, and the position of the directory in the archive.
+
+    Raises UntrustedError if the directory is invalid.
+    """
     if length < _TAIL:
         raise UntrustedError("is not a torch archive: too short")
     tail = window.read(start + length - _TAIL, _TAIL)
@@ -98,6 +105,10 @@ def _wrong_directory() -> UntrustedError:
 
 
 def _tail(count: int, size: int, begin: int) -> bytes:
+    """The bytes at the end of an archive of `count` entries.
+
+    Its directory has `size` bytes and starts at byte `begin`. Empty for impossible numbers.
+    """
     if max(size, begin) >= 2**63 or count >= 2**16:
         return b""
     end64 = _END64.pack(b"PK\6\6", 44, 0x031E, 0x2D, 0, 0, count, count, size, begin)
@@ -107,7 +118,10 @@ def _tail(count: int, size: int, begin: int) -> bytes:
 
 
 def _entry(directory: bytes, at: int) -> tuple[Entry, int]:
-    """Parse an entry of the directory and compare it with its recomputed bytes."""
+    """Parse an entry of the directory at `at`; return it and the position after it.
+
+    Its bytes are compared with recomputed bytes; raises UntrustedError if they differ.
+    """
     if at + _DIRECTORY.size > len(directory):
         raise _wrong_directory()
     found = _DIRECTORY.unpack_from(directory, at)
@@ -128,6 +142,7 @@ def _entry(directory: bytes, at: int) -> tuple[Entry, int]:
 
 
 def _directory_bytes(entry: Entry) -> bytes:
+    """Bytes of an entry in the directory."""
     large = _large([entry.size] * 2 if entry.size >= _LARGE else [], entry.begin)
     size, begin = min(entry.size, _LARGE), min(entry.begin, _LARGE)
     lengths = (len(entry.name), len(large), 0, 0, 0)
@@ -136,7 +151,7 @@ def _directory_bytes(entry: Entry) -> bytes:
 
 
 def _large(sizes: list[int], begin: int) -> bytes:
-    """The field for 64-bit numbers; empty if not needed."""
+    """Bytes of the field for 64-bit numbers; empty if it is not needed."""
     numbers = [*sizes, begin] if begin >= _LARGE else sizes
     if not numbers:
         return b""
@@ -144,7 +159,7 @@ def _large(sizes: list[int], begin: int) -> bytes:
 
 
 def _checksum(window: Window, start: int, entry: Entry, following: int) -> int:
-    """The checksum of an entry's data, after checking the bytes around it.
+    """CRC32 of an entry's data, after checking the bytes around it; raises UntrustedError.
 
     The header is padded to align the data; the position of the next entry gives the padding.
     """
@@ -173,4 +188,5 @@ def _checksum(window: Window, start: int, entry: Entry, following: int) -> int:
 
 
 def _shown(name: bytes) -> str:
+    """Name of an entry in messages, without the name of the archive."""
     return name.decode(errors="replace").partition("/")[2][:100] or "an entry"

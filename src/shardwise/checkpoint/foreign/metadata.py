@@ -10,7 +10,7 @@ from typing import Any
 
 from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.checkpoint.format.pieces import DTYPES, Piece, Saved, Tensor
-from shardwise.safe_pickle import Record, UnsafePickleError, load_pickle
+from shardwise.observe.safe_pickle import Record, UnsafePickleError, load_pickle
 
 NAME = ".metadata"
 _PLACE = "torch.distributed.checkpoint"
@@ -36,7 +36,7 @@ _Chunks = dict[_Place, tuple[int, ...]]
 
 
 def read_metadata(data: bytes) -> Saved:
-    """The tensors of the checkpoint, and the pieces that are in a file.
+    """Parse the metadata of a checkpoint: its tensors, and the pieces that are in a file.
 
     A chunk that is in no file is missing from `pieces`, so that they do not cover the tensor.
     Raises UntrustedError if the metadata is invalid.
@@ -81,14 +81,17 @@ def read_metadata(data: bytes) -> Saved:
 
 
 def _is_known(module: str, name: str) -> bool:
+    """Whether a name occurs in genuine metadata."""
     return (module, name) in _KNOWN or (module == "torch" and name in DTYPES)
 
 
 def _is(found: Any, name: str) -> bool:
+    """Whether an unpickled value is a record of the class with this name."""
     return isinstance(found, Record) and found.kind.name == name
 
 
 def _tensor(name: str, entry: Any) -> Tensor:
+    """The tensor of an entry; raises UntrustedError if the entry is invalid."""
     if not _is(entry, "TensorStorageMetadata"):
         raise UntrustedError(f"has an invalid entry for {name[:100]!r}")
     properties = entry.field("properties")
@@ -103,6 +106,7 @@ def _tensor(name: str, entry: Any) -> Tensor:
 
 
 def _boxes(name: str, listed: list[Any]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield offsets and sizes of each chunk of a tensor; raises UntrustedError."""
     for chunk in listed:
         if not _is(chunk, "ChunkStorageMetadata"):
             raise UntrustedError(f"has no valid chunks for {name[:100]!r}")
@@ -112,6 +116,7 @@ def _boxes(name: str, listed: list[Any]) -> Iterator[tuple[tuple[int, ...], tupl
 def _pieces(
     storage: dict[Any, Any], tensors: dict[str, Tensor], chunks: _Chunks, objects: set[str]
 ) -> list[Piece]:
+    """The pieces of all tensors and objects that are in a file; raises UntrustedError."""
     seen: set[_Place] = set()
     pieces = []
     for index, info in storage.items():
@@ -137,7 +142,10 @@ def _pieces(
 
 
 def _piece(index: Any, info: Any) -> tuple[Piece, _Place]:
-    """A piece without its sizes, and its key."""
+    """A piece without its sizes, and its name and offsets; raises UntrustedError.
+
+    The offsets are None for an object that is not a tensor.
+    """
     if not _is(index, "MetadataIndex") or not _is(info, "_StorageInfo"):
         raise UntrustedError("has an invalid location entry")
     name, offset = index.field("fqn"), index.field("offset")
@@ -153,6 +161,7 @@ def _piece(index: Any, info: Any) -> tuple[Piece, _Place]:
 
 
 def _size(value: Any, name: str) -> tuple[int, ...]:
+    """A shape or offsets as a tuple of integers; raises UntrustedError if invalid."""
     if _is(value, "Size") and len(value.arguments) == 1:
         value = value.arguments[0]
     if type(value) is not tuple or len(value) > 64:

@@ -39,7 +39,8 @@ class Entry(NamedTuple):
 class LinkedFolder(LocalFolder):
     """A folder whose files may be links, as in the cache of Hugging Face.
 
-    Only headers are read, and only the names of tensors are shown.
+    Only headers are read, and only the names of tensors are shown. `only` is the name of one file:
+    then the others are ignored.
     """
 
     def __init__(self, path: Path, only: str | None = None) -> None:
@@ -48,7 +49,7 @@ class LinkedFolder(LocalFolder):
         self.url = str(path / only) if only else str(path)
 
     def names(self) -> list[str]:
-        """Files of the folder itself, without subfolders."""
+        """Names of the files in the folder itself, without subfolders."""
         if self.only:
             return [self.only]
         return sorted(path.name for path in self.path.iterdir() if not path.is_dir())
@@ -60,6 +61,7 @@ class LinkedFolder(LocalFolder):
         return cast(BinaryIO, self._file(name).open("rb", buffering=0))
 
     def _file(self, name: str) -> Path:
+        """Path of a file; raises UntrustedError for broken links and names outside the folder."""
         path = self.path / check_name(name)
         if not path.is_file():
             if path.is_symlink():
@@ -103,7 +105,7 @@ def check_safetensors(folder: Folder) -> Checked:
 
 
 def read_header(folder: Folder, file: str) -> list[Entry]:
-    """The tensors of a file; raises UntrustedError if the header is inconsistent."""
+    """Entries of the tensors in a file; raises UntrustedError if the header is inconsistent."""
     size = folder.size(file)
     with folder.open(file) as opened:
         length = int.from_bytes(opened.read(8), "little")
@@ -128,7 +130,7 @@ def read_header(folder: Folder, file: str) -> list[Entry]:
 
 
 def read_index(folder: Folder, name: str) -> dict[str, str]:
-    """The file of each tensor."""
+    """The file of each tensor, as an index says; raises UntrustedError if it is invalid."""
     found = _table(read_file(folder, name, _MOST_INDEX), "an index").get("weight_map")
     if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
         raise UntrustedError("has no valid weight_map")
@@ -138,6 +140,7 @@ def read_index(folder: Folder, name: str) -> dict[str, str]:
 
 
 def _table(data: bytes, what: str) -> dict[str, Any]:
+    """Parse a JSON object; raise UntrustedError, in which `what` names it."""
     try:
         found = json.loads(data, object_pairs_hook=unique_keys)
     except KeyTwiceError as error:
@@ -150,6 +153,7 @@ def _table(data: bytes, what: str) -> dict[str, Any]:
 
 
 def _entry(name: str, found: Any) -> Entry:
+    """Parse an entry of a header; raise UntrustedError unless dtype, shape and offsets match."""
     try:
         dtype, shape = found["dtype"], tuple(found["shape"])
         start, end = found["data_offsets"]
@@ -165,6 +169,10 @@ def _entry(name: str, found: Any) -> Entry:
 def _against_index(
     index: str, places: dict[str, str], held: dict[str, list[Entry]], files: set[str]
 ) -> Iterator[Finding]:
+    """Yield findings on tensors of an index that are not in their file, and the reverse.
+
+    `places` is the index: the file of each tensor. `held` has the entries of readable files.
+    """
     by_file: dict[str, set[str]] = {}
     for name, file in places.items():
         by_file.setdefault(file, set()).add(name)
@@ -185,7 +193,7 @@ def _against_index(
 
 
 def _shards(files: Iterable[str], held: dict[str, list[Entry]]) -> Iterator[Finding]:
-    """Check numbered files without an index."""
+    """Yield findings on numbered files without an index: missing files, tensors held twice."""
     groups: dict[tuple[str, int], dict[int, str]] = {}
     for file in files:
         if match := _SHARD.fullmatch(file):

@@ -1,1 +1,1 @@
-"""What a checkpoint is: files of tensors, an index, a manifest, and the place they lie in."""
+"""Format of a checkpoint: files of tensors, an index, a manifest, and where they are stored."""

@@ -1,4 +1,4 @@
-"""Errors of a checkpoint that name the file which is broken."""
+"""Errors of a checkpoint that name the broken file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class UnreadableFileError(BrokenFileError):
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Turn errors of the body into a BrokenFileError of the file `name`.
+    """Context manager that turns errors of its block into a BrokenFileError of the file `name`.
 
     An I/O error becomes an UnreadableFileError.
     """
@@ -39,7 +39,10 @@ def reading(name: str) -> Iterator[None]:
 
 
 def check_bytes(data: bytes, size: int, checksum: int, what: str = "") -> None:
-    """Raise UntrustedError unless data has this size and checksum; `what` is the part of a file."""
+    """Raise UntrustedError unless `data` has this size and CRC32.
+
+    `what` names the part of a file that it is, for the message.
+    """
     where = f"{what} " if what else ""
     if len(data) != size:
         raise UntrustedError(f"{where}has {len(data):,} bytes, expected {size:,}")

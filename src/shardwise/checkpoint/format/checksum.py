@@ -17,7 +17,7 @@ BLOCK = 2**24
 
 
 def blocks(length: int) -> Iterator[tuple[int, int]]:
-    """Begin and end of each block of `length` bytes; an empty tensor has one empty block."""
+    """Begin and end of each block of `length` bytes; 0 bytes have one empty block."""
     yield 0, min(BLOCK, length)
     for begin in range(BLOCK, length, BLOCK):
         yield begin, min(begin + BLOCK, length)

@@ -10,31 +10,35 @@ from shardwise.checkpoint.format.paths import UntrustedError, check_name, inside
 
 
 class Folder(Protocol):
-    """Files by name. A name outside the folder, or a link, raises UntrustedError."""
+    """The files of a checkpoint by name. A name outside it, or a link, raises UntrustedError."""
 
     url: str
 
     def names(self) -> list[str]:
-        """All files, including those in subfolders and links."""
+        """Names of all files, including links and files in subfolders."""
         ...
 
     def size(self, name: str) -> int:
         """Bytes of a file; raises FileNotFoundError."""
         ...
 
-    def open(self, name: str) -> BinaryIO: ...
+    def open(self, name: str) -> BinaryIO:
+        """Open a file to read its bytes; raises FileNotFoundError."""
+        ...
 
 
 def find_folder(url: str) -> Folder:
+    """The files at a path or URL."""
     return RemoteFolder(url) if is_remote(url) else LocalFolder(Path(url))
 
 
 def is_remote(url: str) -> bool:
+    """Whether a location is a URL, such as s3://bucket/prefix, and not a local path."""
     return "://" in url
 
 
 def read_file(folder: Folder, name: str, most: int = 2**33) -> bytes:
-    """Read a file of at most `most` bytes."""
+    """Read a file; raise UntrustedError if it has more than `most` bytes."""
     if folder.size(name) > most:
         raise UntrustedError(f"{name} is larger than {most:,} bytes")
     with folder.open(name) as file:
@@ -42,7 +46,7 @@ def read_file(folder: Folder, name: str, most: int = 2**33) -> bytes:
 
 
 def size_of(folder: Folder) -> int:
-    """Bytes of all files that can be read."""
+    """Total bytes of all files of a folder; unreadable files count as 0."""
     total = 0
     for name in folder.names():
         with contextlib.suppress(OSError, UntrustedError):
@@ -51,7 +55,10 @@ def size_of(folder: Folder) -> int:
 
 
 class LocalFolder:
-    """A folder on a file system; one that was found in another may not be a link itself."""
+    """A folder on a file system.
+
+    With `may_be_link` False, which is for a folder listed in another, it must not be a link.
+    """
 
     def __init__(self, path: Path, *, may_be_link: bool = True) -> None:
         self.path, self.url = path, str(path)
@@ -71,6 +78,7 @@ class LocalFolder:
         return cast(BinaryIO, self._inside(name).open("rb", buffering=0))
 
     def _inside(self, name: str) -> Path:
+        """Path of a file; raises UntrustedError for links and names outside the folder."""
         if not self._may_be_link and self.path.is_symlink():
             raise UntrustedError(f"{self.path.name} is a symbolic link")
         return inside(self.path, name)
@@ -95,12 +103,13 @@ class RemoteFolder:
         return cast(BinaryIO, self._store.open(self._path(name), "rb"))
 
     def _path(self, name: str) -> str:
+        """Path of a file in the store; raises UntrustedError for names outside the folder."""
         check_name(name)
         return f"{self._prefix}/{name}"
 
 
 def find_store(url: str) -> tuple[Any, str]:
-    """The store of a URL and the path in it; raises SpecError if a package is missing."""
+    """The fsspec file system of a URL, and the path in it; SpecError if a package is missing."""
     from shardwise.spec.record import SpecError
 
     try:

@@ -1,4 +1,4 @@
-"""The index of checkpoints in format 1, `tensors.json`: in which file each piece of a tensor is.
+"""The index of checkpoints in format 1, `tensors.json`: the file of each piece of a tensor.
 
 Format 1 is only read. Its index grows with tensors times ranks, and every rank needs all of it.
 """
@@ -31,7 +31,7 @@ class _Index(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_index(data: bytes) -> Saved:
-    """Parse an index; raise UntrustedError if it is invalid."""
+    """Tensors and pieces that an index lists; raises UntrustedError if it is invalid."""
     try:
         index = msgspec.json.decode(data, type=_Index)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

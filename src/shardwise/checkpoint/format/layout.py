@@ -1,4 +1,4 @@
-"""The layout of a checkpoint, `layout.json`: its tensors and by which rule ranks divide them.
+"""The layout of a checkpoint, `layout.json`: its tensors, and the rule by which ranks divide each.
 
 It grows with the number of tensors, not with the number of ranks. A tensor that no rule describes
 lists its pieces.
@@ -28,12 +28,12 @@ from shardwise.checkpoint.format.sharding import (
 )
 
 NAME = "layout.json"
-# Bytes that a replica writes at least, so that readers do not open a file for a few numbers.
+# Least bytes that a replica writes, so that readers do not open a file for a few numbers.
 _LEAST_SHARE = 2**20
 
 _Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 _Wholes = tuple[_Whole, ...]
-# name, dtype, shape, number of its axes, replica that writes it
+# name, dtype, shape, index of its rule in `axes`, replica that writes it
 _Ruled = tuple[str, str, _Wholes, _Whole, _Whole]
 # name, dtype, shape, pieces: rank, offsets, sizes
 _Listed = tuple[str, str, _Wholes, list[tuple[_Whole, _Wholes, _Wholes]]]
@@ -48,7 +48,7 @@ class _Layout(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Ruled(NamedTuple):
-    """A tensor that ranks divide by a rule; all ranks of one replica write their shards."""
+    """A tensor that ranks divide by a rule; the ranks of replica `replica` write its shards."""
 
     tensor: Tensor
     axes: Axes
@@ -56,29 +56,29 @@ class Ruled(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """A tensor that no rule describes: which rank writes which part."""
+    """A tensor that no rule describes: `pieces` has a rank and the part that it writes."""
 
     tensor: Tensor
     pieces: tuple[tuple[int, Box], ...]
 
 
 class Layout:
-    """All tensors of a checkpoint but those of single ranks."""
+    """All tensors of a checkpoint except those that belong to a single rank."""
 
     def __init__(self, ruled: Iterable[Ruled], listed: Iterable[Listed] = ()) -> None:
         self.ruled = {one.tensor.name: one for one in ruled}
         self.listed = {one.tensor.name: one for one in listed}
         self.tensors = {one.tensor.name: one.tensor for one in self.ruled.values()}
         self.tensors |= {one.tensor.name: one.tensor for one in self.listed.values()}
-        # What each replica writes, with its place in the order of all.
+        # By rule and replica: the tensors that it writes, each with its position among all tensors.
         self._written: dict[Axes, dict[int, list[tuple[int, Tensor]]]] = {}
         for number, (tensor, axes, replica) in enumerate(self.ruled.values()):
             self._written.setdefault(axes, {}).setdefault(replica, []).append((number, tensor))
-        # Models have few shapes, and a rank has the same box of all tensors of one shape.
+        # Cache: models have few shapes, and a rank has the same box of all tensors of one shape.
         self._over: dict[tuple[Axes, tuple[int, ...], Box, int], list[int]] = {}
 
     def ranks_over(self, name: str, box: Box) -> list[int]:
-        """The ranks that wrote a piece which overlaps a box of a tensor."""
+        """Ranks that wrote a piece which overlaps `box` of the tensor `name`."""
         if name in self.ruled:
             tensor, axes, replica = self.ruled[name]
             key = (axes, tensor.shape, box, replica)
@@ -88,17 +88,21 @@ class Layout:
         return [rank for rank, piece in self.listed[name].pieces if piece.overlaps(box)]
 
     def parts_of(self, rank: int, own: Sequence[Tensor] = ()) -> list[Part]:
-        """What a rank writes, in the order of its file; `own` are tensors of this rank alone."""
+        """Parts that a rank writes, in the order of its file.
+
+        `own` are tensors of this rank alone.
+        """
         parts = [*self._shards(rank), *(_part(one, whole(one.shape)) for one in own)]
         # Widest dtype first, so that every tensor is aligned to its element size.
         return sorted((part for part in parts if part.length), key=lambda one: -DTYPES[one.dtype])
 
     def _shards(self, rank: int) -> Iterator[Part]:
+        """Parts of the tensors of the layout that a rank writes."""
         found: list[tuple[int, Tensor, Box]] = []
         for axes, by_replica in self._written.items():
             known: dict[tuple[int, ...], Box] = {}
             for number, tensor in by_replica.get(replica_of(axes, rank), ()):
-                # Models have few shapes.
+                # Computed once per shape: models have few shapes.
                 box = known.get(tensor.shape)
                 if box is None:
                     box = known[tensor.shape] = shard_of(axes, tensor.shape, rank)
@@ -109,13 +113,14 @@ class Layout:
 
 
 def _part(tensor: Tensor, box: Box) -> Part:
+    """The part of a tensor that a box covers."""
     return Part(tensor.name, tensor.dtype, *box)
 
 
 def assign(sharded: Iterable[tuple[Tensor, Axes]], world: int) -> Iterator[Ruled]:
     """Choose the replica that writes each tensor, so that all write about as many bytes.
 
-    A replica writes tensors that follow each other: who reads them opens few files.
+    A replica writes consecutive tensors, so that a reader opens few files.
     """
     sharded = list(sharded)
     total: dict[Axes, int] = {}
@@ -129,12 +134,13 @@ def assign(sharded: Iterable[tuple[Tensor, Axes]], world: int) -> Iterator[Ruled
 
 
 def _largest(tensor: Tensor, axes: Axes) -> int:
-    """Bytes of the largest shard, which is the first."""
+    """Bytes of the largest shard, which is that of rank 0; at least 1."""
     # An empty tensor after all others must not begin a share of its own.
     return max(1, math.prod(shard_of(axes, tensor.shape, 0).sizes) * DTYPES[tensor.dtype])
 
 
 def write_layout(layout: Layout) -> bytes:
+    """The layout as the bytes of layout.json."""
     axes = {
         one: number
         for number, one in enumerate(dict.fromkeys(r.axes for r in layout.ruled.values()))
@@ -181,8 +187,8 @@ def read_layout(data: bytes, world: int) -> Layout:
 
 
 def _check_rules(found: _Layout, rules: Sequence[Axes], world: int) -> None:
-    """Raise UntrustedError for a tensor that its rule cannot divide, or that nobody wrote."""
-    # Thousands of tensors, and few rules for few numbers of dimensions.
+    """Raise UntrustedError for a tensor that its rule cannot divide, or that no rank wrote."""
+    # Each pair is checked once: there are thousands of tensors, but few rules and dimensions.
     problems = {
         (number, dims): problem_of(rules[number], dims, world)
         for number, dims in {(one[3], len(one[2])) for one in found.tensors}
@@ -198,7 +204,7 @@ def _check_rules(found: _Layout, rules: Sequence[Axes], world: int) -> None:
 
 
 def check_tensors(tensors: Sequence[Tensor]) -> None:
-    """Raise UntrustedError for an unknown dtype or a name that is there twice."""
+    """Raise UntrustedError for an unknown dtype, or a name that occurs twice."""
     names = set()
     for tensor in tensors:
         if tensor.dtype not in DTYPES or tensor.name in names:

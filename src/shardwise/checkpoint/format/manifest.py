@@ -23,8 +23,8 @@ _TAIL = b"}\n"
 class FileRecord(Record):
     """A file of a checkpoint. `crc32` covers its first `head` bytes.
 
-    That is all of a file, but only the header of a file of tensors in format 1. The files of ranks
-    in format 2 are in a table of their own.
+    `head` is all of a file, but only the header of a file of tensors in format 1, and of the table
+    of ranks. In format 2 the files of ranks are listed in that table.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Manifest(Record):
     version: Annotated[int, Field(ge=1, le=VERSION)] = VERSION
     step: Whole
     world: Annotated[int, Field(ge=1)]
-    # Sequences that all ranks together have used, where a resumed run continues.
+    # Number of sequences used by all ranks together; a resumed run continues after them.
     sequences: Whole
     run: dict[str, Any]
     versions: dict[str, str]
@@ -50,6 +50,7 @@ class Manifest(Record):
 
 
 def write_manifest(manifest: Manifest) -> bytes:
+    """The bytes of manifest.json."""
     body = manifest.model_dump_json(indent=1).encode()
     return _HEAD.format(crc32(body)).encode() + body + _TAIL
 

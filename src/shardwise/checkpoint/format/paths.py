@@ -10,7 +10,7 @@ class UntrustedError(Exception):
 
 
 def check_name(name: str) -> PurePosixPath:
-    """Raise UntrustedError for a name that leads out of its folder."""
+    """Return a name as a path; raise UntrustedError if it leads out of its folder."""
     pure = PurePosixPath(name)
     if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name:
         raise UntrustedError(f"the name {name[:100]!r} points outside the checkpoint")
@@ -18,7 +18,7 @@ def check_name(name: str) -> PurePosixPath:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The file of this name in `folder`; raises UntrustedError for links and outside names."""
+    """The path of a file in `folder`; raises UntrustedError for links and outside names."""
     path = folder
     for part in check_name(name).parts:
         path = path / part

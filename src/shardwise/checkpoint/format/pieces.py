@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint, the pieces they are divided into, and where the bytes are."""
+"""Tensors of a checkpoint, their pieces, and the position of the bytes of each piece."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DTYPES = {
 
 
 class Tensor(NamedTuple):
-    """A full tensor."""
+    """A full tensor: its name, dtype by the name of torch, and shape."""
 
     name: str
     dtype: str
@@ -28,7 +28,7 @@ class Tensor(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A rectangular part of a tensor."""
+    """A rectangular part of a tensor, in elements."""
 
     tensor: str
     dtype: str
@@ -37,14 +37,15 @@ class Part(NamedTuple):
 
     @property
     def length(self) -> int:
+        """Bytes of the part."""
         return math.prod(self.sizes) * DTYPES[self.dtype]
 
 
 class Piece(NamedTuple):
-    """A rectangular part of a tensor, and the bytes that hold it.
+    """A rectangular part of a tensor, and the bytes of the file that hold it.
 
-    `crc32` has one checksum per block; None for torch's files, which hold their own. An object that
-    is not a tensor has neither offsets nor sizes.
+    `start` and `length` are in bytes. `crc32` has one checksum per block; None for torch's files,
+    which contain their own. An object that is not a tensor has neither offsets nor sizes.
     """
 
     tensor: str

@@ -31,17 +31,18 @@ _BROKEN = ".broken"
 
 
 def name_of(step: int) -> str:
+    """Folder name of the checkpoint of a step: `step-00000020`."""
     return f"step-{step:08d}"
 
 
 def step_of(name: str) -> int | None:
-    """The step of a complete checkpoint; None for any other name."""
+    """Step of a complete checkpoint by its folder name; None for any other name."""
     match = _STEP.fullmatch(name)
     return int(match[1]) if match else None
 
 
 class Place(Protocol):
-    """Storage of checkpoints by step."""
+    """The checkpoints of a run, by step, in a folder or an object store."""
 
     url: str
 
@@ -49,37 +50,48 @@ class Place(Protocol):
         """Steps of complete checkpoints, oldest first."""
         ...
 
-    def folder(self, step: int) -> Folder: ...
+    def folder(self, step: int) -> Folder:
+        """The files of the checkpoint of a step."""
+        ...
 
     def begin(self, step: int) -> None:
-        """Start a checkpoint; remove what an earlier attempt left."""
+        """Start a checkpoint; remove the files of unfinished attempts."""
         ...
 
     def create(self, step: int, name: str) -> BinaryIO:
-        """Create a file of a started checkpoint; it is on disk once closed."""
+        """Create a file of a started checkpoint; it is stored durably once it is closed."""
         ...
 
     def verify_from(self, step: int, name: str) -> BinaryIO | None:
-        """Open a closed file to read it back from disk; None if the store verifies itself."""
+        """Open a closed file to read it back from disk.
+
+        None if the store verifies its files itself.
+        """
         ...
 
     def commit(self, step: int, data: bytes) -> None:
-        """Complete a checkpoint with its manifest; it then survives a crash and is the latest."""
+        """Complete a checkpoint with the manifest `data`.
+
+        It then survives a crash and is the latest.
+        """
         ...
 
     def discard(self, step: int) -> None:
         """Remove a checkpoint that was started and not completed."""
         ...
 
-    def remove(self, step: int) -> None: ...
+    def remove(self, step: int) -> None:
+        """Delete a complete checkpoint."""
+        ...
 
 
 def find_place(url: str) -> Place:
+    """The checkpoints in a local folder or under the URL of an object store."""
     return RemotePlace(url) if is_remote(url) else LocalPlace(Path(url))
 
 
 class LocalPlace:
-    """A folder of folders."""
+    """Checkpoints in a local folder, one folder per step."""
 
     def __init__(self, path: Path) -> None:
         self.url, self._path = str(path), path
@@ -125,7 +137,10 @@ class LocalPlace:
         self._point_to(step)
 
     def _point_to(self, step: int) -> None:
-        """Name the last checkpoint to people and other tools; it is complete without that."""
+        """Write the name of the newest checkpoint to `latest`, for people and other tools.
+
+        The checkpoint is complete without that: if it fails, a warning is logged.
+        """
         part = self._path / f"{LATEST}.part"
         try:
             write_synced(part, f"{name_of(step)}\n".encode())
@@ -137,29 +152,32 @@ class LocalPlace:
         shutil.rmtree(self._unfinished(step), ignore_errors=True)
 
     def remove(self, step: int) -> None:
-        """Rename, then delete, so that a partly deleted checkpoint is never loaded."""
+        """Delete a checkpoint; rename it first, so that a partly deleted one is never loaded."""
         path = self._path / name_of(step)
         gone = self._path / f"{path.name}{UNFINISHED}"
         os.rename(path, gone)
         _delete(gone)
 
     def _set_aside(self, step: int) -> None:
+        """Rename a checkpoint that could not be loaded, so that its name is free."""
         number = 1
         while (aside := self._path / f"{name_of(step)}{_BROKEN}-{number}").exists():
             number += 1
         os.rename(self._path / name_of(step), aside)
 
     def _unfinished(self, step: int) -> Path:
+        """Folder of a checkpoint until it is complete."""
         return self._path / f"{name_of(step)}{UNFINISHED}"
 
 
 def _warn_of_pointer(url: str, step: int, error: Exception) -> None:
+    """Log that a checkpoint is complete, but `latest` could not be written."""
     why = getattr(error, "strerror", None) or error
     log.warning("%s is complete, but %s/%s: %s", name_of(step), url, LATEST, why)
 
 
 def _delete(path: Path) -> None:
-    """Delete a folder, or a link in its place and nothing behind it."""
+    """Delete a folder; of a link, delete only the link."""
     if path.is_symlink():
         path.unlink()
     else:
@@ -202,13 +220,17 @@ class RemotePlace:
         self._store.invalidate_cache()
 
     def _point_to(self, step: int) -> None:
-        """Name the last checkpoint to people and other tools; it is complete without that."""
+        """Write the name of the newest checkpoint to `latest`, for people and other tools.
+
+        The checkpoint is complete without that: if it fails, a warning is logged.
+        """
         try:
             self._store.pipe_file(f"{self._prefix}/{LATEST}", f"{name_of(step)}\n".encode())
         except Exception as error:  # each store has errors of its own
             _warn_of_pointer(self.url, step, error)
 
     def discard(self, step: int) -> None:
+        """Remove the files of an unfinished checkpoint; a complete one stays."""
         if step not in self.steps():
             self._remove(name_of(step))
 
@@ -216,12 +238,13 @@ class RemotePlace:
         self._remove(name_of(step))
 
     def _listed(self) -> list[str]:
+        """Paths directly under the prefix; empty if there is nothing."""
         if not self._store.exists(self._prefix):
             return []
         return [str(path) for path in self._store.ls(self._prefix, detail=False)]
 
     def _remove(self, name: str) -> None:
-        """Delete the manifest first: without it there is no checkpoint."""
+        """Delete a checkpoint, and its manifest first: without it there is no checkpoint."""
         path = f"{self._prefix}/{name}"
         self._store.invalidate_cache()
         if self._store.exists(f"{path}/{manifest.NAME}"):

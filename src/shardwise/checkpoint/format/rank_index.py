@@ -1,7 +1,7 @@
 """The index of one rank: the tensors of this rank alone, and the checksums of its file.
 
 The layout says which parts a rank writes and in which order; so the index needs no names, offsets
-or sizes of the others.
+or sizes of the tensors that all ranks share.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardwise.checkpoint.format.pieces import Piece, Tensor
 from shardwise.checkpoint.format.rank_table import RankRecord
 from shardwise.checkpoint.format.shard import file_of, placed
 
-# A mark, and the bytes of the tensors of this rank as JSON; checksums of four bytes follow.
+# A mark, and the length of the JSON of the own tensors; JSON and checksums of 4 bytes follow.
 _HEAD = struct.Struct("<4sI")
 _MARK = b"SWI2"
 _Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
@@ -34,7 +34,10 @@ def index_of(rank: int) -> str:
 
 
 def write_rank_index(own: Sequence[Tensor], checksums: Iterable[int]) -> bytes:
-    """The index of a rank with `own` tensors; checksums of all blocks in the order of the file."""
+    """The bytes of a rank's index, for the tensors of this rank alone.
+
+    `checksums` are those of all blocks, in the order of the file.
+    """
     text = msgspec.json.encode(own)
     return (
         _HEAD.pack(_MARK, len(text)) + text + _little_endian(array.array("I", checksums)).tobytes()
@@ -42,14 +45,14 @@ def write_rank_index(own: Sequence[Tensor], checksums: Iterable[int]) -> bytes:
 
 
 class RankIndex(NamedTuple):
-    """The tensors of a rank alone, and all pieces in its file."""
+    """The tensors of this rank alone, and all pieces in its file."""
 
     own: list[Tensor]
     pieces: list[Piece]
 
 
 def read_rank_index(data: bytes, rank: int, record: RankRecord, layout: Layout) -> RankIndex:
-    """The index of a rank; raises UntrustedError unless its pieces fill the file exactly."""
+    """Parse the index of a rank; raise UntrustedError unless its pieces fill the file exactly."""
     own, checksums = _parse(data)
     if any(one.name in layout.tensors for one in own):
         raise UntrustedError("has a tensor that the layout has too")
@@ -61,6 +64,7 @@ def read_rank_index(data: bytes, rank: int, record: RankRecord, layout: Layout) 
 
 
 def _parse(data: bytes) -> tuple[list[Tensor], Sequence[int]]:
+    """The tensors of this rank alone, and the checksums of all blocks, in an index."""
     try:
         mark, length = _HEAD.unpack_from(data)
         end = _HEAD.size + length
@@ -75,12 +79,14 @@ def _parse(data: bytes) -> tuple[list[Tensor], Sequence[int]]:
 
 
 def _little_endian(numbers: array.array[int]) -> array.array[int]:
+    """Swap bytes on a big-endian machine, in place."""
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers
 
 
 def _with_checksums(pieces: Iterable[Piece], checksums: Sequence[int]) -> Iterator[Piece]:
+    """Yield pieces with their checksums; raise UntrustedError unless the numbers match."""
     at = 0
     for piece in pieces:
         count = -(-piece.length // BLOCK)

@@ -1,7 +1,7 @@
 """The table of a checkpoint's ranks, `ranks.bin`: sizes and checksums of their files.
 
 24 bytes per rank. The table begins with one checksum for each group of ranks, so that a rank reads
-the rows of the groups it needs, and not those of 100,000 ranks.
+only the rows of the groups it needs, and not the rows of 100,000 ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shardwise.checkpoint.format.manifest import FileRecord
 from shardwise.checkpoint.format.paths import UntrustedError
 
 NAME = "ranks.bin"
-# Ranks whose rows have a checksum together.
+# Number of ranks whose rows share one checksum.
 GROUP = 1024
 _ROW = struct.Struct("<QIIII")
 _CHECKSUM = struct.Struct("<I")
@@ -24,7 +24,10 @@ ROW_BYTES = _ROW.size
 
 
 class RankRecord(NamedTuple):
-    """The two files of a rank: tensors with a header, and their index. All 0 if it has none."""
+    """Sizes and checksums of the two files of a rank; all 0 if the rank has no files.
+
+    The file of tensors has `bytes` in total and a header of `head` bytes; the other is its index.
+    """
 
     bytes: int = 0
     head: int = 0
@@ -34,11 +37,15 @@ class RankRecord(NamedTuple):
 
 
 def pack_record(record: RankRecord) -> bytes:
+    """The row of a rank in the table: 24 bytes."""
     return _ROW.pack(*record)
 
 
 def write_table(rows: bytes) -> tuple[bytes, FileRecord]:
-    """The table of these rows, and its entry in the manifest, which covers its checksums."""
+    """The bytes of the table with these rows, and its record for the manifest.
+
+    The record covers the checksums at the beginning of the table.
+    """
     each = GROUP * ROW_BYTES
     groups = [rows[begin : begin + each] for begin in range(0, len(rows), each)]
     head = b"".join(_CHECKSUM.pack(crc32(group)) for group in groups)
@@ -47,10 +54,13 @@ def write_table(rows: bytes) -> tuple[bytes, FileRecord]:
 
 
 class RankTable:
-    """Records by rank; a group of them is read when one is needed."""
+    """The `RankRecord` of each rank; a group of ranks is read when one of them is looked up."""
 
     def __init__(self, folder: Folder, listed: FileRecord, world: int) -> None:
-        """Read the checksums; raises BrokenFileError, as looking up a rank does."""
+        """Read and check the checksums of groups; raise BrokenFileError if they are corrupt.
+
+        Looking up a rank also raises BrokenFileError.
+        """
         self._folder, self._world = folder, world
         self._groups: dict[int, bytes] = {}
         head = -(-world // GROUP) * _CHECKSUM.size
@@ -70,6 +80,7 @@ class RankTable:
         return RankRecord(*_ROW.unpack_from(self._groups[number], row * ROW_BYTES))
 
     def _read_group(self, number: int) -> bytes:
+        """Read the rows of a group, and compare them with their checksum."""
         first, last = number * GROUP, min((number + 1) * GROUP, self._world) - 1
         size = (last + 1 - first) * ROW_BYTES
         (checksum,) = _CHECKSUM.unpack_from(self._head, number * _CHECKSUM.size)
@@ -79,6 +90,7 @@ class RankTable:
         return data
 
     def _read(self, begin: int, size: int) -> bytes:
+        """Read `size` bytes of the table."""
         with self._folder.open(NAME) as file:
             file.seek(begin)
             return file.read(size)

@@ -1,4 +1,4 @@
-"""Read and check the manifest of a Shardwise checkpoint, and what it lists."""
+"""Read and check the manifest of a Shardwise checkpoint, and the files that it lists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardwise.checkpoint.format.rank_index import RankIndex
 from shardwise.checkpoint.format.rank_table import RankTable
 
 T = TypeVar("T")
-# Of one rank's index: some hundred thousand tensors.
+# Most bytes of one rank's index: some hundred thousand tensors.
 _LARGEST_INDEX = 2**30
 
 
@@ -28,17 +28,17 @@ class Ranks(NamedTuple):
 
 
 def read_manifest(folder: Folder) -> Manifest:
-    """The manifest; raises BrokenFileError."""
+    """Read the manifest; raise BrokenFileError if it is missing or invalid."""
     return _read(folder, manifest.NAME, _parse_manifest)
 
 
 def read_index_v1(folder: Folder, parsed: Manifest) -> Saved:
-    """The index of a checkpoint in format 1; raises BrokenFileError."""
+    """Read the index of a checkpoint in format 1; raise BrokenFileError if it is invalid."""
     return _read_listed(folder, parsed, index_v1.NAME, index_v1.read_index)
 
 
 def read_ranks(folder: Folder, parsed: Manifest) -> Ranks:
-    """Layout and table of a checkpoint in format 2; raises BrokenFileError."""
+    """Read layout and table of ranks of a checkpoint in format 2; raises BrokenFileError."""
     world = parsed.world
     return Ranks(
         _read_listed(folder, parsed, layout.NAME, lambda data: layout.read_layout(data, world)),
@@ -47,7 +47,10 @@ def read_ranks(folder: Folder, parsed: Manifest) -> Ranks:
 
 
 def read_rank(folder: Folder, ranks: Ranks, rank: int) -> RankIndex:
-    """The index of a rank; raises BrokenFileError."""
+    """Read the index of a rank; raise BrokenFileError if it is invalid.
+
+    It is empty if the rank wrote no files.
+    """
     record, name = ranks.table[rank], rank_index.index_of(rank)
     if not any(record):
         if ranks.layout.parts_of(rank):
@@ -62,6 +65,7 @@ def read_rank(folder: Folder, ranks: Ranks, rank: int) -> RankIndex:
 
 
 def _parse_manifest(data: bytes) -> Manifest:
+    """Parse a manifest; raise UntrustedError unless it lists the files of its format."""
     parsed = manifest.read_manifest(data)
     names = [record.name for record in parsed.files]
     if len(set(names)) < len(names):
@@ -75,7 +79,7 @@ def _parse_manifest(data: bytes) -> Manifest:
 
 
 def _read_listed(folder: Folder, parsed: Manifest, name: str, parse: Callable[[bytes], T]) -> T:
-    """A file that the manifest has the checksum of."""
+    """Read and parse a file that the manifest lists, and compare it with its checksum."""
     record = _listed(parsed, name)
 
     def checked(data: bytes) -> T:
@@ -86,9 +90,11 @@ def _read_listed(folder: Folder, parsed: Manifest, name: str, parse: Callable[[b
 
 
 def _listed(parsed: Manifest, name: str) -> FileRecord:
+    """The record of a file in the manifest."""
     return next(one for one in parsed.files if one.name == name)
 
 
 def _read(folder: Folder, name: str, parse: Callable[[bytes], T], most: int = 2**33) -> T:
+    """Read and parse a file of at most `most` bytes; raise BrokenFileError."""
     with reading(name):
         return parse(read_file(folder, name, most))

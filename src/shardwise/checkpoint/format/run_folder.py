@@ -13,12 +13,12 @@ NAME = "checkpoints"
 
 
 def place_in(folder: Path, to: str | None) -> Place:
-    """The checkpoints of the run in `folder` with `train.checkpoint.to = to`."""
+    """The checkpoints of the run in `folder`; `to` is its setting `train.checkpoint.to`."""
     return find_place(str(folder / NAME) if to is None else f"{to.rstrip('/')}/{folder.name}")
 
 
 def place_of_run(url: str) -> Place:
-    """The checkpoints of a finished run, or those directly in `url`."""
+    """The checkpoints of the run at a path or URL, or the checkpoints directly in `url`."""
     here = find_place(url)
     if here.steps():
         return here
@@ -29,7 +29,7 @@ def place_of_run(url: str) -> Place:
 
 
 def _checkpoint_target(file: Path) -> str | None:
-    """`train.checkpoint.to` of a run.toml, even if the rest of the file is invalid."""
+    """`train.checkpoint.to` of a run.toml, even if the rest of the file is invalid; else None."""
     try:
         target = read_toml(file, "run").get("train", {}).get("checkpoint", {}).get("to")
     except (SpecError, AttributeError):

@@ -21,11 +21,12 @@ NAMES = {
 
 
 def file_of(rank: int) -> str:
+    """File name of the tensors of a rank."""
     return f"rank-{rank:05d}.safetensors"
 
 
 def header_of(parts: Sequence[Part]) -> bytes:
-    """The header of a file with these parts in order."""
+    """The header of a file that holds these parts in order."""
     named: dict[str, Part] = {}
     for part in parts:
         # Several pieces of one tensor need different names.
@@ -37,7 +38,7 @@ def header_of(parts: Sequence[Part]) -> bytes:
 
 
 def safetensors_header(named: Mapping[str, Part], about: Mapping[str, str]) -> bytes:
-    """The header of a safetensors file, with `about` as its metadata."""
+    """The header of a safetensors file, with `about` in its metadata."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt", **about}}
     at = 0
     for name, part in named.items():
@@ -53,7 +54,7 @@ def safetensors_header(named: Mapping[str, Part], about: Mapping[str, str]) -> b
 
 
 def placed(parts: Sequence[Part], file: str, start: int) -> list[Piece]:
-    """The position of each part in a file whose data begins at `start`."""
+    """Parts with their position in a file whose data begins at byte `start`."""
     pieces = []
     for part in parts:
         pieces.append(Piece(part.tensor, part.offsets, part.sizes, file, start, part.length))

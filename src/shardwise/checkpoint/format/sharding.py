@@ -1,6 +1,6 @@
 """How ranks divide a tensor, as a rule: the shard of any rank follows from its number.
 
-A mesh lays ranks out along axes. Along an axis of `size` ranks that are `stride` apart, a rank is
+A mesh orders ranks along axes. Along an axis of `size` ranks that are `stride` apart, a rank is
 at position `rank // stride % size`. Ranks at equal positions of all axes that divide a tensor have
 equal shards: they are its replicas.
 """
@@ -13,23 +13,23 @@ from typing import NamedTuple
 
 
 class Axis(NamedTuple):
-    """Divides a dimension of a tensor into `size` parts, as equal as torch.chunk makes them."""
+    """Divides dimension `dim` of a tensor into `size` parts, as torch.chunk does."""
 
     dim: int
     size: int
     stride: int
 
 
-# In the order in which they divide: a later one divides what an earlier one has left.
+# In the order in which they divide: a later axis divides the parts of earlier axes.
 Axes = tuple[Axis, ...]
 
 
-# Of some axes, by their number.
+# Pairs of an axis, by its number, and the position along it.
 _Positions = tuple[tuple[int, int], ...]
 
 
 class Box(NamedTuple):
-    """A rectangular part of a tensor."""
+    """A rectangular part of a tensor; offsets and sizes are in elements."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -40,6 +40,7 @@ class Box(NamedTuple):
 
 
 def whole(shape: Sequence[int]) -> Box:
+    """The box of a full tensor."""
     return Box((0,) * len(shape), tuple(shape))
 
 
@@ -67,22 +68,22 @@ def problem_of(axes: Axes, dims: int, world: int) -> str:
 
 
 def replicas(axes: Axes, world: int) -> int:
-    """How many ranks have the same shard."""
+    """Number of ranks that have the same shard."""
     for _, size, _ in axes:
         world //= size
     return world
 
 
 def replica_of(axes: Axes, rank: int) -> int:
-    """The number of a rank among those with the same shard."""
+    """Index of a rank among the ranks with the same shard."""
     for _, size, stride in sorted(axes, key=lambda axis: -axis.stride):
         rank = rank // (stride * size) * stride + rank % stride
     return rank
 
 
 def ranks_over(axes: Axes, shape: Sequence[int], box: Box, replica: int) -> Iterator[int]:
-    """The ranks of a replica whose shards overlap a box that is not empty."""
-    # What is left along each dimension, by the positions chosen so far.
+    """Yield the ranks of a replica whose shards overlap `box`, which is not empty."""
+    # Spans (start, length) of each dimension, with the positions along its axes that give them.
     spans: list[list[tuple[_Positions, int, int]]] = [[((), 0, n)] for n in shape]
     for number, (dim, size, _) in enumerate(axes):
         begin, end = box.offsets[dim], box.offsets[dim] + box.sizes[dim]
@@ -106,7 +107,10 @@ def ranks_over(axes: Axes, shape: Sequence[int], box: Box, replica: int) -> Iter
 def _parts(
     first: int, left: int, size: int, begin: int, end: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Position, start and length of the parts of a span that overlap `begin` to `end`."""
+    """Position, start and length of the parts of a span that overlap `begin` to `end`.
+
+    The span starts at `first`, has the length `left` and is divided into `size` parts.
+    """
     each = -(-left // size)
     for at in range(max(0, begin - first) // each, min(size, -(-(end - first) // each))):
         start = first + at * each

@@ -18,6 +18,7 @@ class SyncedFile:
         self._file = path.open("xb", buffering=0)
 
     def write(self, data: bytes | memoryview) -> None:
+        """Write all bytes."""
         left = memoryview(data)
         while left:
             left = left[self._file.write(left) :]
@@ -38,13 +39,13 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Flush a file to disk that other code wrote."""
+    """Flush a file that other code wrote to disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder to disk, which makes the names in it durable."""
+    """Flush a folder to disk, so that the names in it survive a crash."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -54,9 +55,9 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield a folder that becomes `path` at the end, or is removed if anything fails.
+    """Yield a new folder that becomes `path` at the end, or is removed if anything fails.
 
-    `path` must not exist, or be empty.
+    `path` must not exist, or be an empty folder.
     """
     unfinished = path.with_name(path.name + UNFINISHED)
     if unfinished.exists():

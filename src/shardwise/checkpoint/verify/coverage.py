@@ -14,7 +14,7 @@ _BOTH = "pieces overlap and leave gaps"
 
 
 def problems_of(saved: Saved) -> Iterator[tuple[str, str]]:
-    """The name of each tensor that its pieces do not cover exactly, and the problem."""
+    """Yield the name of each tensor that its pieces do not cover exactly, and the problem."""
     by_tensor: dict[str, list[Piece]] = {name: [] for name in saved.tensors}
     for piece in saved.pieces:
         if piece.tensor in by_tensor:
@@ -27,7 +27,7 @@ def problems_of(saved: Saved) -> Iterator[tuple[str, str]]:
 
 
 def uncovered(tensor: Tensor, pieces: Sequence[Piece]) -> str:
-    """The problem with how a tensor is divided; empty if there is none."""
+    """Why pieces do not cover a tensor exactly; empty if they do."""
     shape, rank = tensor.shape, len(tensor.shape)
     if len(pieces) == 1 and pieces[0].sizes == shape and not any(pieces[0].offsets):
         return "" if len(pieces[0].offsets) == rank else "a piece has no valid offset"
@@ -46,11 +46,11 @@ def uncovered(tensor: Tensor, pieces: Sequence[Piece]) -> str:
 
 
 def _untiled(tensor: Tensor, pieces: Sequence[Piece]) -> str:
-    """Compare corners: those of all pieces must cancel except those of the full tensor.
+    """Why pieces that have as many elements as their tensor do not cover it; empty if they do.
 
-    How often each element is covered is a function of its position, and the signed corners of a
-    box are the differences of that function along every axis. Equal differences mean equal
-    functions.
+    Compares corners: those of all pieces must cancel except those of the full tensor. How often
+    each element is covered is a function of its position, and the signed corners of a box are the
+    differences of that function along every axis. Equal differences mean equal functions.
     """
     axes = [a for a, n in enumerate(tensor.shape) if any(piece.sizes[a] != n for piece in pieces)]
     if len(axes) > _MOST_AXES:

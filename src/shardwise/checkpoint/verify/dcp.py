@@ -17,6 +17,7 @@ _NOTE = ".metadata has no checksum: its consistency was checked, not its bytes"
 
 
 def check_torch(folder: Folder, progress: Progress, processes: int | None) -> Checked:
+    """Verify a checkpoint of torch DCP; `processes` is the most that read, None: one per core."""
     try:
         saved = metadata.read_metadata(read_file(folder, metadata.NAME))
     except FileNotFoundError:
@@ -32,6 +33,7 @@ def check_torch(folder: Folder, progress: Progress, processes: int | None) -> Ch
 
 
 def _check(folder: Folder, saved: Saved, progress: Progress, processes: int | None) -> Checked:
+    """Verify the files of a checkpoint whose metadata was read."""
     findings = [Finding("broken", metadata.NAME, tensor, why) for tensor, why in problems_of(saved)]
     files = by_file([*saved.pieces, *saved.objects])
     tasks = []
@@ -51,7 +53,7 @@ def _check(folder: Folder, saved: Saved, progress: Progress, processes: int | No
 def _task(
     folder: Folder, file: str, pieces: list[Piece], saved: Saved, findings: list[Finding]
 ) -> Task | None:
-    """The task to read a file; None if it is missing."""
+    """The task to read a file; None if it is missing. Problems are added to `findings`."""
     try:
         size = folder.size(file)
     except FileNotFoundError:
@@ -75,6 +77,7 @@ def _task(
 
 
 def _archive(piece: Piece, saved: Saved) -> Archive:
+    """The archive that holds a piece."""
     tensor = saved.tensors.get(piece.tensor)
     holds = math.prod(piece.sizes) * DTYPES[tensor.dtype] if tensor else None
     return Archive(str(piece), piece.start, piece.length, holds)

@@ -9,19 +9,19 @@ from shardwise.checkpoint.format.pieces import Piece
 
 
 class Extents(NamedTuple):
-    """Pieces in order; `readable` ones do not overlap."""
+    """Pieces of a file in the order of their bytes; `readable` pieces do not overlap."""
 
     readable: list[Piece]
-    # Begin before another ends.
+    # Pieces that begin before another piece ends.
     overlapping: list[Piece]
-    # Extend beyond the end of the file.
+    # Pieces that extend beyond the end of the file.
     truncated: list[Piece]
     # Begin and end of bytes that belong to no piece.
     gaps: list[tuple[int, int]]
 
 
 def arrange(pieces: Iterable[Piece], begin: int, size: int) -> Extents:
-    """Arrange pieces in a file of `size` bytes, whose data begins at `begin`."""
+    """Order pieces of a file of `size` bytes whose data begins at byte `begin`."""
     found = Extents([], [], [], [])
     at = begin
     for piece in sorted(pieces, key=lambda one: (one.start, one.length)):
@@ -42,6 +42,7 @@ def arrange(pieces: Iterable[Piece], begin: int, size: int) -> Extents:
 
 
 def by_file(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
+    """Pieces by the file that holds them."""
     found: dict[str, list[Piece]] = {}
     for piece in pieces:
         found.setdefault(piece.file, []).append(piece)
@@ -49,15 +50,16 @@ def by_file(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
 
 
 def lost_with(pieces: Iterable[Piece]) -> str:
-    """The tensors lost with a missing file, as the end of a sentence."""
+    """End of a sentence that names tensors lost with a missing file; empty without tensors."""
     return f"; lost with it: {names}" if (names := _some(pieces)) else ""
 
 
 def truncated_tensors(pieces: Iterable[Piece]) -> str:
-    """The tensors truncated with a file, as the end of a sentence."""
+    """End of a sentence that names truncated tensors; empty without tensors."""
     return f"; truncated: {names}" if (names := _some(pieces)) else ""
 
 
 def _some(pieces: Iterable[Piece]) -> str:
+    """Number of tensors and the name of one; only its name if there is one; empty if none."""
     names = sorted({piece.tensor for piece in pieces})
     return f"{len(names):,} tensors such as {names[0]}" if len(names) > 1 else "".join(names)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 Kind = Literal["shardwise", "dcp", "safetensors"]
-# broken: differs from what was saved; unverifiable: has no checksum; stale: belongs to nothing.
+# broken: differs from what was saved; unverifiable: no checksum; stale: not of the checkpoint.
 Severity = Literal["broken", "unverifiable", "stale"]
 
 # Called with the bytes read since the last call.
@@ -14,7 +14,7 @@ Progress = Callable[[int], None]
 
 
 class Finding(NamedTuple):
-    """A finding about a file, or about a tensor in it; both may be empty."""
+    """A finding about a file, or about a tensor in it; `file` and `tensor` may be empty."""
 
     severity: Severity
     file: str
@@ -26,7 +26,10 @@ class Finding(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """A verified checkpoint. `bytes` were compared with a checksum."""
+    """The result of verifying a checkpoint.
+
+    `files` and `tensors` are numbers; `bytes` were compared with a checksum.
+    """
 
     url: str
     kind: Kind
@@ -48,4 +51,5 @@ class Checked(NamedTuple):
 
     @property
     def verified(self) -> bool:
+        """Whether nothing is broken or unverifiable; files may be stale."""
         return all(one.severity == "stale" for one in self.findings)

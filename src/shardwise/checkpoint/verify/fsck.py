@@ -22,14 +22,14 @@ __all__ = ["Checked", "Finding", "Found", "check", "find_checkpoints", "kind_of"
 
 
 class Found(NamedTuple):
-    """Checkpoints, oldest first, and the names of incomplete ones, which are not checked."""
+    """Checkpoints, oldest first, and the names of incomplete ones, which are not verified."""
 
     folders: list[Folder]
     incomplete: list[str]
 
 
 def find_checkpoints(url: str) -> Found:
-    """The checkpoint at a path or URL, or all of a run; raises SpecError if there is none."""
+    """The checkpoint at a path or URL, or all checkpoints of a run; SpecError if there is none."""
     path = Path(url)
     if not is_remote(url):
         if path.is_file() and path.suffix == safetensors.SUFFIX:
@@ -57,7 +57,7 @@ def find_checkpoints(url: str) -> Found:
 
 
 def kind_of(folder: Folder) -> Kind | None:
-    """The format of a checkpoint, by its files; None if it is none."""
+    """Format of a checkpoint, by the names of its files; None if it is no checkpoint."""
     if isinstance(folder, safetensors.LinkedFolder):
         return "safetensors"
     if isinstance(folder, LocalFolder):
@@ -79,7 +79,11 @@ def kind_of(folder: Folder) -> Kind | None:
 def check(
     folder: Folder, progress: Progress = lambda _: None, processes: int | None = None
 ) -> Checked:
-    """Verify every byte that has a checksum; raise SpecError if there is no checkpoint."""
+    """Verify every byte that has a checksum; raise SpecError if there is no checkpoint.
+
+    `progress` is called with the bytes read since the last call. At most `processes` read; None:
+    one per core.
+    """
     kind = kind_of(folder)
     if kind == "shardwise":
         return check_shardwise(folder, progress, processes)
@@ -93,7 +97,7 @@ def check(
 
 
 def _incomplete(path: Path) -> list[str]:
-    """Folders of steps that were not completed, or were set aside as broken."""
+    """Names of folders of steps that were not completed, or were set aside as broken."""
     if not path.is_dir():
         return []
     names = sorted(one.name for one in path.iterdir() if one.is_dir())

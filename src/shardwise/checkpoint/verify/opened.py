@@ -1,4 +1,4 @@
-"""An opened checkpoint: its tensors, and in which files the pieces of each are.
+"""An opened checkpoint: its tensors, and the files that hold the pieces of each.
 
 In format 2, a rank reads the layout and the index of each rank whose shards it needs. In format 1,
 the pieces of all ranks are in one index.
@@ -34,19 +34,19 @@ class Checkpoint(Protocol):
 
     folder: Folder
     manifest: Manifest
-    # All tensors but those that belong to single ranks other than this one.
+    # All tensors, except tensors that belong to a single rank other than this one.
     tensors: Mapping[str, Tensor]
 
     def pieces(self, tensor: str, box: Box) -> list[Piece]:
-        """The pieces that overlap a box of a tensor."""
+        """Pieces of the tensor `tensor` that overlap a box."""
         ...
 
 
 def open_checkpoint(folder: Folder, rank: int = 0, size: int = 1) -> Checkpoint:
     """Open a checkpoint as rank `rank` of `size`; raise UntrustedError if it is inconsistent.
 
-    What all ranks need is checked by each. The files of ranks are checked in shares: this rank
-    checks those of `rank`, `rank + size` and so on.
+    Every rank checks the files that all ranks need. The files of single ranks are divided: this
+    rank checks those of `rank`, `rank + size` and so on.
     """
     manifest = read_manifest(folder)
     if manifest.version == 1:
@@ -117,20 +117,24 @@ class _FormatTwo:
         ]
 
     def _of_rank(self, rank: int) -> dict[str, list[Piece]]:
+        """Pieces that a rank wrote, by tensor; its index is read on first use."""
         if rank not in self._pieces:
             self._pieces[rank] = _by_tensor(read_rank(self.folder, self._ranks, rank).pieces)
         return self._pieces[rank]
 
 
 def listed_problems(layout: Layout) -> Iterator[tuple[str, str]]:
-    """The tensors whose listed pieces do not cover them; a rule always covers its tensor."""
+    """Yield each tensor whose listed pieces do not cover it, and the problem.
+
+    A rule always covers its tensor.
+    """
     for name, (tensor, listed) in layout.listed.items():
         if why := uncovered(tensor, [Piece(name, *box, "", 0, 0) for _, box in listed]):
             yield name, why
 
 
 def head_record(ranks: Ranks, rank: int) -> FileRecord:
-    """The size of a rank's file of tensors, and the checksum of its header."""
+    """Size of a rank's file of tensors, and the size and checksum of its header."""
     found = ranks.table[rank]
     return FileRecord(
         name=file_of(rank), bytes=found.bytes, head=found.head, crc32=found.head_crc32
@@ -138,6 +142,7 @@ def head_record(ranks: Ranks, rank: int) -> FileRecord:
 
 
 def _by_tensor(pieces: list[Piece]) -> dict[str, list[Piece]]:
+    """Pieces by the name of their tensor."""
     found: dict[str, list[Piece]] = {}
     for piece in pieces:
         found.setdefault(piece.tensor, []).append(piece)
@@ -145,6 +150,7 @@ def _by_tensor(pieces: list[Piece]) -> dict[str, list[Piece]]:
 
 
 def _check_size(folder: Folder, record: FileRecord) -> None:
+    """Raise UntrustedError unless a file has the size in its record."""
     try:
         size = folder.size(record.name)
     except FileNotFoundError:
@@ -154,6 +160,7 @@ def _check_size(folder: Folder, record: FileRecord) -> None:
 
 
 def _check_head(folder: Folder, record: FileRecord) -> None:
+    """Raise UntrustedError unless the first bytes of a file match the checksum in its record."""
     with folder.open(record.name) as file:
         if crc32(file.read(record.head)) != record.crc32:
             raise UntrustedError(f"{record.name}: its header does not match its checksum")

@@ -29,7 +29,7 @@ _CONNECTIONS, _MIN_PER_CONNECTION = 16, 2**26
 
 
 class Block(NamedTuple):
-    """Bytes with one checksum; `tensor` is empty if they belong to none."""
+    """Bytes of a file with one checksum; `tensor` is empty if they belong to no tensor."""
 
     tensor: str
     start: int
@@ -38,7 +38,10 @@ class Block(NamedTuple):
 
 
 class Archive(NamedTuple):
-    """Bytes that torch wrote for a tensor, or for another object if `holds` is None."""
+    """Bytes of a file that torch wrote for a tensor or another object.
+
+    `holds` is the size of the tensor in bytes; None for another object.
+    """
 
     tensor: str
     start: int
@@ -47,7 +50,7 @@ class Archive(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Parts of one file, in order."""
+    """Parts of one file to verify, in order."""
 
     url: str
     file: str
@@ -59,7 +62,7 @@ class Task(NamedTuple):
 
 
 def blocks_of(piece: Piece) -> Iterator[Block]:
-    """The blocks of a piece with checksums."""
+    """Yield the blocks of a piece with their checksums."""
     for (begin, end), crc32 in zip(blocks(piece.length), piece.crc32 or (), strict=True):
         yield Block(str(piece), piece.start + begin, end - begin, crc32)
 
@@ -67,10 +70,11 @@ def blocks_of(piece: Piece) -> Iterator[Block]:
 def scan(
     folder: Folder, work: Iterable[Task], total: int, progress: Progress, processes: int | None
 ) -> Iterator[Finding]:
-    """All bytes that differ from what was saved; at most `processes` read, None: one per core.
+    """Yield a finding for all bytes that differ from what was saved.
 
-    Tasks of about `total` bytes are taken from `work` as they are needed: a large checkpoint has
-    millions of blocks.
+    At most `processes` read; None: one per core, or 16 connections to an object store. Tasks of
+    about `total` bytes are taken from `work` as they are needed: a large checkpoint has millions of
+    blocks.
     """
     remote = is_remote(folder.url)
     if remote:
@@ -95,16 +99,19 @@ def scan(
 
 
 def _finish(task: Task, reading: Future[list[Finding]], progress: Progress) -> list[Finding]:
+    """Wait until a task was read, and report its bytes to `progress`; return its findings."""
     found = reading.result()
     progress(task.bytes)
     return found
 
 
 def _cores() -> int:
+    """Number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _pool(remote: bool, count: int) -> Executor:
+    """`count` threads for an object store, or processes for local files."""
     if remote:
         # Threads wait for the network and share connections.
         return ThreadPoolExecutor(count)
@@ -112,6 +119,7 @@ def _pool(remote: bool, count: int) -> Executor:
 
 
 def _cut(task: Task, most: int) -> Iterator[Task]:
+    """Divide a task into tasks of at most `most` bytes; a part is never divided."""
     parts: list[Block | Archive] = []
     held = 0
     for part in task.parts:
@@ -130,6 +138,7 @@ def _read_in_process(task: Task) -> list[Finding]:
 
 
 def _read(folder: Folder, task: Task) -> Iterator[Finding]:
+    """Yield the findings of a task."""
     try:
         with folder.open(task.file) as file:
             yield from _compare(Window(file), task.file, task.parts)
@@ -142,6 +151,7 @@ def _read(folder: Folder, task: Task) -> Iterator[Finding]:
 
 
 def _compare(window: Window, file: str, parts: Sequence[Block | Archive]) -> Iterator[Finding]:
+    """Yield a finding for each part of a file that differs from its checksum."""
     for part in parts:
         if isinstance(part, Archive):
             for severity, why in check_archive(window, part.start, part.length, part.holds):

@@ -30,10 +30,10 @@ _RANK_FILE = re.compile(r"rank-(\d{5,9})\.(?:safetensors|index)")
 
 
 class _Contents(NamedTuple):
-    """What a checkpoint should hold. Files of tensors are read one after the other."""
+    """The contents that a checkpoint should have. Files of tensors are read one after another."""
 
     tensors: int
-    # Files of ranks, and their bytes of tensors.
+    # Number of files of ranks, and the bytes of all files of tensors.
     files: int
     bytes: int
     of_tensors: Iterator[tuple[FileRecord, list[Piece]]]
@@ -41,7 +41,7 @@ class _Contents(NamedTuple):
 
 
 def check_shardwise(folder: Folder, progress: Progress, processes: int | None) -> Checked:
-    """Verify a checkpoint of either format."""
+    """Verify a checkpoint of either format; `processes` None reads with one process per core."""
     findings: list[Finding] = []
     contents, files = _Contents(0, 0, 0, iter(()), lambda _: True), 0
     try:
@@ -68,7 +68,7 @@ def check_shardwise(folder: Folder, progress: Progress, processes: int | None) -
 
 
 def _contents_v1(folder: Folder, parsed: Manifest, findings: list[Finding]) -> _Contents:
-    """The contents of a checkpoint in format 1; its one index says where all pieces are."""
+    """The contents of a checkpoint in format 1, whose one index lists all pieces."""
     saved = read_index_v1(folder, parsed)
     findings += (
         Finding("broken", index_v1.NAME, tensor, why) for tensor, why in problems_of(saved)
@@ -85,7 +85,7 @@ def _contents_v1(folder: Folder, parsed: Manifest, findings: list[Finding]) -> _
 
 
 def _contents(folder: Folder, parsed: Manifest, findings: list[Finding]) -> _Contents:
-    """The contents of a checkpoint; the index of a rank is read when its file is."""
+    """The contents of a checkpoint in format 2; the index of a rank is read with its file."""
     ranks = read_ranks(folder, parsed)
     findings += (
         Finding("broken", layout.NAME, tensor, why) for tensor, why in listed_problems(ranks.layout)
@@ -101,6 +101,7 @@ def _contents(folder: Folder, parsed: Manifest, findings: list[Finding]) -> _Con
         return written and name in (file_of(rank), index_of(rank))
 
     def of_tensors() -> Iterator[tuple[FileRecord, list[Piece]]]:
+        """Yield each file of tensors and its pieces."""
         for rank in range(parsed.world):
             try:
                 pieces = read_rank(folder, ranks, rank).pieces
@@ -118,7 +119,7 @@ def _contents(folder: Folder, parsed: Manifest, findings: list[Finding]) -> _Con
 def _task(
     folder: Folder, record: FileRecord, pieces: list[Piece], findings: list[Finding]
 ) -> Task | None:
-    """The task to read a file; None if it is missing."""
+    """The task to read a file; None if it is missing. Problems are added to `findings`."""
 
     def broken(why: str, tensor: str = "") -> None:
         findings.append(Finding("broken", record.name[:200], tensor, why))
@@ -149,6 +150,7 @@ def _task(
 
 
 def _unlisted(folder: Folder, is_listed: Callable[[str], bool]) -> Iterator[Finding]:
+    """Yield findings on files that are not part of the checkpoint."""
     for name in folder.names():
         if is_listed(name):
             continue

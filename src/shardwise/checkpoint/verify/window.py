@@ -21,6 +21,7 @@ class Window:
         self._begin, self._held, self._at = 0, 0, 0
 
     def crc32(self, start: int, length: int) -> int:
+        """CRC32 of `length` bytes from position `start`."""
         value, end = 0, start + length
         while start < end:
             held = self._hold(start, end - start)
@@ -51,6 +52,7 @@ class Window:
             self._fill(start)
 
     def _hold(self, start: int, length: int) -> memoryview:
+        """The first of these bytes, at least one, as a view of the buffer."""
         inside = start - self._begin
         if not 0 <= inside < self._held:
             self._fill(start)
@@ -58,6 +60,7 @@ class Window:
         return self._view[inside : min(self._held, inside + length)]
 
     def _fill(self, start: int) -> None:
+        """Fill the buffer with the bytes from position `start`; raise EOFError at the end."""
         if start != self._at:
             self._file.seek(start)
         self._begin, self._held = start, 0

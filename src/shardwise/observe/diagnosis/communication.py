@@ -1,4 +1,4 @@
-"""Verdicts on exposed communication: late, queued, small or slow, each with its words."""
+"""Verdicts on exposed communication: late or queued gathers, small messages, slow links."""
 
 from __future__ import annotations
 
@@ -152,25 +152,28 @@ class ExposedCommunication(Verdict):
         return _FEWER_BYTES.get(self.operation, "start it earlier, or move fewer bytes")
 
 
-# ---- which of them a run has ----------------------------------------------------------------
+# ---- find the verdicts of a run --------------------------------------------------------------
 
 
 def transfers_of(summary: Summary) -> list[Ints | None]:
-    """Transfer time of every call, by rank; None where ranks were not matched."""
+    """Transfer nanoseconds of every call, one array per rank; -1 for an unmatched call.
+
+    Each array is None if no collective could be matched across ranks.
+    """
     if summary.joined is None:
         return [None] * len(summary.ranks)
     return [*summary.joined.transfers_of([len(rank.calls) for rank in summary.ranks])]
 
 
 def _per_step(ranks: list[RankSummary], spent: list[Ints]) -> float:
-    """Sum over calls per step, average over ranks."""
+    """Nanoseconds per step, mean over ranks; `spent` has the nanoseconds of each call of a rank."""
     return mean([rank.per_step(int(one.sum())) for rank, one in zip(ranks, spent, strict=True)])
 
 
 def waiting(
     summary: Summary, joined: Joined, stalls: list[Stalls], limits: Thresholds
 ) -> Iterator[Verdict]:
-    """Waiting for other ranks: for a few stragglers, or for each other in turn."""
+    """Yield the verdict on waiting for other ranks: a few stragglers, or all ranks in turn."""
     straggler = straggler_of(summary, joined, stalls, limits)
     if straggler is not None:
         yield straggler
@@ -186,7 +189,10 @@ def waiting(
 
 
 def late(ranks: list[RankSummary], stalls: list[Stalls]) -> Iterator[Verdict]:
-    """Gathers that could have started earlier, on the rank that loses most by them."""
+    """Yield a verdict on all-gathers that could have started earlier, if there are any.
+
+    It counts the all-gathers of the rank that loses most time by this.
+    """
     rank, stall = max(zip(ranks, stalls, strict=True), key=lambda pair: int(pair[1].late_ns.sum()))
     calls = np.flatnonzero(stall.late_ns).tolist()
     if calls:
@@ -202,7 +208,7 @@ def late(ranks: list[RankSummary], stalls: list[Stalls]) -> Iterator[Verdict]:
 
 
 def queued(ranks: list[RankSummary], stalls: list[Stalls]) -> Iterator[Verdict]:
-    """Gathers that were issued in time and had to wait for a reduce-scatter."""
+    """Yield a verdict on all-gathers that waited for a reduce-scatter, if there are any."""
     gathers = max(
         rank.per_step(int((one.queued_ns > 0).sum()))
         for rank, one in zip(ranks, stalls, strict=True)
@@ -213,7 +219,10 @@ def queued(ranks: list[RankSummary], stalls: list[Stalls]) -> Iterator[Verdict]:
 
 
 def small(ranks: list[RankSummary], stalls: list[Stalls], limits: Thresholds) -> Iterator[Verdict]:
-    """Messages dominated by latency, on the rank that loses most by them."""
+    """Yield a verdict on messages dominated by latency, if there are any.
+
+    It counts the messages of the rank that loses most time by this.
+    """
     rank, stall = max(
         zip(ranks, stalls, strict=True), key=lambda pair: int(pair[1].small_message_ns.sum())
     )
@@ -231,7 +240,10 @@ def small(ranks: list[RankSummary], stalls: list[Stalls], limits: Thresholds) ->
 def slow(
     summary: Summary, stalls: list[Stalls], limits: Thresholds, cluster: ClusterSpec | None
 ) -> Iterator[Verdict]:
-    """The rest of the exposed time by operation: a slow link, or too little compute to overlap."""
+    """Yield verdicts on the remaining exposed time of each operation.
+
+    They are a slow link, and too little compute to overlap with.
+    """
     ranks = summary.ranks
     for operation in sorted({op for rank in ranks for op in rank.calls.operation}):
         spent = [
@@ -259,7 +271,11 @@ def slow(
 
 
 def _reached_share(summary: Summary, operation: str, cluster: ClusterSpec | None) -> float | None:
-    """Bus bandwidth of large messages over the link's; without waiting where that is known."""
+    """Median bus bandwidth of an operation's large messages, as a share of the link's bandwidth.
+
+    Time spent waiting for other ranks is left out where it is known. None without a cluster, or
+    without messages of at least 16 MiB.
+    """
     if cluster is None:
         return None
     shares = []
@@ -281,7 +297,8 @@ def _reached_share(summary: Summary, operation: str, cluster: ClusterSpec | None
 def link_of(cluster: ClusterSpec, key: str, group_size: int) -> float:
     """Bandwidth of the link that carries a group, in bytes per second one way.
 
-    The link inside a node, or the network if the group spans nodes.
+    The link inside a node, or the network if the group spans nodes. `key` is the key of a call; the
+    ranks of the group are listed in its brackets.
     """
     inside = cluster.device.link_bandwidth
     members = [int(number) for number in re.findall(r"\d+", key.partition("[")[2])]

@@ -1,4 +1,4 @@
-"""Verdicts on a device that idles, copies, or computes slowly, each with its words."""
+"""Verdicts on a device that idles, copies, or computes slowly."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _IDLE_FIXES: dict[IdleCause, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class IdleDevice(Verdict):
-    """Idle time of one cause; figures are those of the rank that loses most by it."""
+    """Idle time of one cause; counts and times are those of the rank that loses most by it."""
 
     cause: IdleCause
     rank: str
     on_cpu: bool
-    # Calls of the allocator, or synchronisations, where these are the cause.
+    # Allocator calls or synchronisations per step, where these are the cause; else None.
     calls: float | None = None
     synchronised_by: str = ""
     data_loading_ns: float | None = None
@@ -127,11 +127,11 @@ class SlowMatmuls(Verdict):
         )
 
 
-# ---- which of them a run has ----------------------------------------------------------------
+# ---- find the verdicts of a run --------------------------------------------------------------
 
 
 def idle(ranks: list[RankSummary]) -> Iterator[Verdict]:
-    """A verdict per cause of idle time."""
+    """Yield a verdict per cause of idle time."""
     for cause, field in IDLE_FIELDS.items():
         spent = [getattr(rank.host.idle, field) for rank in ranks]
         saves = mean([rank.per_step(one) for rank, one in zip(ranks, spent, strict=True)])
@@ -152,7 +152,7 @@ def idle(ranks: list[RankSummary]) -> Iterator[Verdict]:
 
 
 def copies(ranks: list[RankSummary]) -> Iterator[Verdict]:
-    """Copies that nothing overlaps with."""
+    """Yield a verdict on copies that nothing overlaps with, if there are any."""
     saves = mean([rank.per_step(rank.profiled.exposed_copy_ns) for rank in ranks])
     if saves:
         yield ExposedCopies(saves_ns=saves, on_cpu=any(rank.on_cpu for rank in ranks))
@@ -161,7 +161,7 @@ def copies(ranks: list[RankSummary]) -> Iterator[Verdict]:
 def matmuls(
     ranks: list[RankSummary], limits: Thresholds, cluster: ClusterSpec
 ) -> Iterator[Verdict]:
-    """Matmuls below the expected share of the device's peak, on the slowest rank."""
+    """Yield a verdict if the slowest rank's matmuls stay below the expected share of the peak."""
     known = [(rank, rank.matmul) for rank in ranks if rank.matmul is not None]
     if not known:
         return

@@ -32,13 +32,15 @@ class Stalls(NamedTuple):
 
     @property
     def total_ns(self) -> int:
+        """Exposed nanoseconds of all calls, which is the sum over causes."""
         return int(sum(part.sum() for part in self))
 
 
 def stalls_of(rank: RankSummary, transfer: Ints | None, thresholds: Thresholds) -> Stalls:
-    """Assign every exposed nanosecond to a cause.
+    """Assign every exposed nanosecond of a rank's calls to a cause.
 
-    `transfer` is the transfer time per call, -1 where unknown; None where only one rank is known.
+    `transfer` is the transfer nanoseconds of each call, -1 where unknown; None if collectives were
+    not matched across ranks, and then no waiting is found.
     """
     calls, exposed = rank.calls, rank.exposed
     count = len(calls)
@@ -63,9 +65,10 @@ def stalls_of(rank: RankSummary, transfer: Ints | None, thresholds: Thresholds) 
 
 
 def _first_of_step(rank: RankSummary, gathers: Bools) -> Bools:
-    """Gathers that cannot start earlier, because the optimizer has just updated the parameters.
+    """Boolean per call: a gather that cannot start earlier, since the parameters just changed.
 
-    These are the gathers of the first unit of a forward, and the first gather of each step.
+    The optimizer updates them right before the gathers of the first unit of a forward, and before
+    the first gather of each step.
     """
     count = len(rank.calls)
     first = np.zeros(count, dtype=np.bool_)
@@ -79,7 +82,10 @@ def _first_of_step(rank: RankSummary, gathers: Bools) -> Bools:
 
 
 def _queued_behind_scatters(rank: RankSummary) -> Ints:
-    """How long each call was issued but had to wait for a running reduce-scatter."""
+    """Nanoseconds for which each call was issued but waited for a running reduce-scatter.
+
+    0 for a call that does not start right after a reduce-scatter.
+    """
     calls = rank.calls
     scatters = np.asarray(
         [op == "reduce-scatter" or purpose.role == SCATTER
@@ -97,10 +103,10 @@ def _queued_behind_scatters(rank: RankSummary) -> Ints:
 
 
 def _latency(rank: RankSummary, thresholds: Thresholds) -> Ints:
-    """Time of small messages beyond what their bytes take as part of a large message.
+    """Nanoseconds that each small message takes beyond its share of a large message.
 
     The rate is that of large messages of the same operation; without any, merging messages up to
-    the limit would pay the latency once.
+    the limit would pay the latency once. 0 for large messages.
     """
     calls, limit = rank.calls, thresholds.small_message
     latency = np.zeros(len(calls), dtype=np.int64)

@@ -20,25 +20,25 @@ from shardwise.step.words import capital, percent
 StragglerReason = Literal["data", "compute", "host"]
 
 REASONS: tuple[StragglerReason, ...] = ("data", "compute", "host")
-# By which share of a step a rank must exceed the others, in every one of at least so many steps.
+# Share of a step by which a rank must exceed the others in every step; fewest steps needed.
 STEADY_EXCESS, MIN_STEPS = 0.05, 2
-# Fewer steps than these name a rank only if it is late in each of them.
+# With fewer steps than this, a rank is a straggler only if it is late in each of them.
 ENOUGH_STEPS = 10
 # With two ranks, chance alone makes each cause half of the waiting: demand more.
 _TWO_RANKS_SHARE = 0.75
-# A rank that causes this share of the waiting of the one that causes most is as late.
+# A rank is late too if it causes at least this share of the waiting that the worst rank causes.
 AS_LATE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class LateRank:
-    """What one straggler spends more time on than the others do."""
+    """One straggler, why it is late, and how long it and the other ranks spend on that per step."""
 
     name: str
-    # None where its trace does not tell it: the name is that of the file.
+    # None if the trace does not record the rank: then `name` is the name of the file.
     number: int | None = None
     reason: StragglerReason
-    # Of this rank, and the median of the ranks that are not late.
+    # Nanoseconds per step of this rank, and the median of the ranks that are not late.
     spent_ns: float
     others_spent_ns: float
     last_to_arrive: int
@@ -54,9 +54,9 @@ _FIXES: dict[StragglerReason, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Straggler(Verdict):
-    """A few ranks for which the others wait, those that cause most of it first.
+    """A few ranks for which the others wait, the rank that causes most waiting first.
 
-    `reason` and the times are those of the first; `late` has those of each.
+    `reason`, `spent_ns` and `others_spent_ns` are those of the first rank; `late` has all ranks.
     """
 
     cause: Literal["straggler"] = "straggler"
@@ -68,7 +68,7 @@ class Straggler(Verdict):
     others_spent_ns: float
     last_to_arrive: int
     collectives: int
-    # Whether each of them exceeds the others in every one of at least two steps.
+    # Whether each straggler exceeds the others in every step, of at least two steps.
     every_step: bool
 
     @property
@@ -102,22 +102,28 @@ class Straggler(Verdict):
         )
 
     def to_dict(self, health: Health) -> dict[str, Any]:
+        """The verdict as `--json` prints it: its fields, `share` of the step, and `text`.
+
+        `text` has result, evidence and fix. Late ranks have a name, but no number. `health` has
+        what the share and the text refer to.
+        """
         verdict = super().to_dict(health)
         for one in verdict["late"]:
             del one["number"]  # the name has it
         return verdict
 
     def _in_order(self) -> list[LateRank]:
+        """The late ranks, by rank number."""
         return sorted(self.late, key=lambda one: (one.number or 0, len(one.name), one.name))
 
     def _by_reason(self) -> list[list[LateRank]]:
-        """The late ranks, those together that are late for one reason."""
+        """The late ranks, grouped by the reason why they are late."""
         late = self._in_order()
         reasons = dict.fromkeys(one.reason for one in late)
         return [[one for one in late if one.reason == reason] for reason in reasons]
 
     def _spent(self, late: list[LateRank], period: str) -> str:
-        """What ranks that are late for one reason spend more time on than the others."""
+        """Sentence on the time that ranks late for one reason spend on it, without a full stop."""
         one, reason = len(late) == 1, late[0].reason
         names = capital(_names(late))
         times = f"{listed([duration(rank.spent_ns) for rank in late])} {period}"
@@ -134,7 +140,7 @@ class Straggler(Verdict):
 
 
 def _names(late: list[LateRank]) -> str:
-    """`rank 5`, `ranks 0 and 6`; names of files where a trace does not tell its rank."""
+    """`rank 5`, `ranks 0 and 6`; names of files where a trace does not record its rank."""
     numbers = [str(one.number) for one in late if one.number is not None]
     if 1 < len(late) == len(numbers):
         return f"ranks {listed(numbers)}"
@@ -160,7 +166,7 @@ class RanksOutOfStep(Verdict):
         )
 
 
-# ---- whether a run has them -----------------------------------------------------------------
+# ---- find the stragglers of a run ------------------------------------------------------------
 
 
 def caused_waiting(summary: Summary, joined: Joined, stalls: list[Stalls]) -> list[float]:
@@ -178,7 +184,7 @@ def caused_waiting(summary: Summary, joined: Joined, stalls: list[Stalls]) -> li
 def straggler_of(
     summary: Summary, joined: Joined, stalls: list[Stalls], limits: Thresholds
 ) -> Straggler | None:
-    """The few ranks for which the others wait; None if no rank is consistently late.
+    """The verdict on the few ranks for which the others wait; None if there are none.
 
     Either a few ranks cause most of the waiting. Or, where noise hides that, ranks cause more than
     others and spend more time on the same thing in every step.
@@ -194,7 +200,10 @@ def straggler_of(
 def _by_waiting(
     summary: Summary, joined: Joined, caused: list[float], limits: Thresholds
 ) -> Straggler | None:
-    """The ranks that cause most of the waiting, if they are few."""
+    """The verdict on the ranks that cause most of the waiting; None if they are not few.
+
+    `caused` has the nanoseconds per step of waiting that each rank causes.
+    """
     ranks, order = summary.ranks, _worst_first(caused)
     needed = max(limits.straggler, _TWO_RANKS_SHARE if len(ranks) == 2 else 0.0)
     few = [index for index in order if caused[index] >= AS_LATE * caused[order[0]]]
@@ -211,9 +220,9 @@ def _by_waiting(
 
 
 def _by_steady_excess(summary: Summary, joined: Joined, caused: list[float]) -> Straggler | None:
-    """The ranks that cause more than their share of the waiting and are slower in every step.
+    """The verdict on ranks that cause more waiting than average and are slower in every step.
 
-    None unless that one is among them which causes most.
+    None if the rank that causes most waiting is not among them.
     """
     ranks, order = summary.ranks, _worst_first(caused)
     average = sum(caused) / len(ranks)
@@ -236,7 +245,7 @@ def _by_steady_excess(summary: Summary, joined: Joined, caused: list[float]) -> 
 
 
 def _worst_first(caused: list[float]) -> list[int]:
-    """The indices of ranks, those that cause most waiting first."""
+    """Indices of ranks, the rank that causes most waiting first."""
     return sorted(range(len(caused)), key=lambda index: -caused[index])
 
 
@@ -247,7 +256,7 @@ def _late(
     others: list[RankSummary],
     reason: StragglerReason,
 ) -> LateRank:
-    """What a late rank does longer; its times are averages over steps, as the table has them."""
+    """The late rank at `index`; times are means over steps, as in the table of ranks."""
     rank = summary.ranks[index]
     return LateRank(
         name=rank.name,
@@ -260,7 +269,10 @@ def _late(
 
 
 def _average(rank: RankSummary, reason: StragglerReason) -> float:
-    """Time per step as a table shows it: idle time includes that of loading data."""
+    """Nanoseconds per step that a rank spends on `reason`, as in the table of ranks.
+
+    For "host" this is idle time, which includes loading data.
+    """
     if reason == "data":
         return rank.per_step(rank.host.data_ns)
     profiled = rank.profiled
@@ -270,6 +282,7 @@ def _average(rank: RankSummary, reason: StragglerReason) -> float:
 def _straggler(
     summary: Summary, joined: Joined, few: list[int], saves_ns: float, late: list[LateRank]
 ) -> Straggler:
+    """The verdict on the ranks with indices `few`; `late` describes them in the same order."""
     ranks = summary.ranks
     others = [one for i, one in enumerate(ranks) if i not in few]
     return Straggler(
@@ -292,11 +305,12 @@ def _straggler(
 def _median_spent(
     rank: RankSummary, others: list[RankSummary], reason: StragglerReason
 ) -> tuple[float, float]:
-    """Median over steps of the time a rank spends on something, and of the others' time."""
+    """Median nanoseconds per step that a rank, and that the other ranks, spend on `reason`."""
     return median(_spent(rank, reason)), median(median(_spent(one, reason)) for one in others)
 
 
 def _excess(rank: RankSummary, others: list[RankSummary], reason: StragglerReason) -> float:
+    """Nanoseconds per step that a rank spends on `reason` beyond the median of the others."""
     mine, theirs = _median_spent(rank, others, reason)
     return mine - theirs
 
@@ -304,7 +318,10 @@ def _excess(rank: RankSummary, others: list[RankSummary], reason: StragglerReaso
 def _smallest_excess(
     rank: RankSummary, others: list[RankSummary], reason: StragglerReason
 ) -> float:
-    """Time by which a rank exceeds the others in the step with the smallest excess."""
+    """Nanoseconds by which a rank exceeds the others in the step with the smallest excess.
+
+    0 with fewer than two steps, or if other ranks have fewer steps.
+    """
     mine = _spent(rank, reason)
     theirs = list(zip(*(_spent(one, reason) for one in others), strict=False))
     if len(mine) < MIN_STEPS or len(theirs) < len(mine):
@@ -314,7 +331,11 @@ def _smallest_excess(
 
 
 def _spent(rank: RankSummary, reason: StragglerReason) -> list[float]:
-    """Nanoseconds per step, or of the full trace where no step is marked."""
+    """Nanoseconds that a rank spends on `reason` in each step.
+
+    One value for the full trace where no step is marked. For "host" this is idle time without
+    loading data.
+    """
     steps = rank.steps or [rank.profiled]
     data = rank.host.data_by_step or [rank.host.data_ns]
     if reason == "data":

@@ -1,4 +1,4 @@
-"""What every verdict on a run has: its cause, what it costs, its words and its JSON."""
+"""Base of all verdicts on a run: cause, time that fixing it saves, sentences and JSON."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ OVERLAPPING = "Savings overlap; do not add them."
 
 
 class Health(NamedTuple):
-    """One step of the average rank: its length, and shares of it."""
+    """Step time, compute share, idle time and overlap per step, means over ranks.
 
-    # Number of marked steps; 0 where the full trace stands for one step.
+    `overlap` is the share of communication that compute hides; None without communication.
+    """
+
+    # Number of marked steps; 0 if none is marked, then the full trace counts as one step.
     steps: int
     step_ns: float
     compute: float
@@ -25,11 +28,11 @@ class Health(NamedTuple):
 
     @property
     def period(self) -> str:
-        """What times of verdicts are per."""
+        """What times of verdicts refer to: "per step", or "in the trace" if no step is marked."""
         return "per step" if self.steps else "in the trace"
 
     def words(self) -> str:
-        """The result where no verdict stands out."""
+        """Sentence on a run without verdicts: whether it is healthy, and its compute share."""
         share = percent(self.compute, 1)
         if self.healthy:
             return f"Healthy: compute takes {share} of the time."
@@ -47,11 +50,11 @@ class Explanation(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict(ABC):
-    """A cause of lost time, by a stable key.
+    """A cause of lost time, with a stable key.
 
-    `saves_ns` is what fixing it saves per step, on the average rank; per trace where no step is
-    marked. All times, calls and gathers of verdicts are per step in this sense. `last_to_arrive`
-    counts among the `collectives` of the full trace in which a rank waited.
+    `saves_ns` is what fixing it saves per step, mean over ranks; per trace where no step is marked.
+    All times, calls and gathers of verdicts are per step in this sense. `last_to_arrive` counts
+    collectives, out of the `collectives` of the full trace in which a rank waited.
     """
 
     cause: str
@@ -64,24 +67,24 @@ class Verdict(ABC):
 
     @abstractmethod
     def evidence(self, period: str) -> str:
-        """What was measured, without a full stop; `period` is what times are per."""
+        """Sentence on what was measured, without a full stop; `period` is "per step" or similar."""
 
     @property
     @abstractmethod
     def fix(self) -> str:
-        """What to change, without a full stop."""
+        """What to change, as a sentence without a full stop."""
 
     def result(self, health: Health) -> str:
-        """The cause and what it costs."""
+        """Sentence: the cause, the time it costs, and its share of a step."""
         lost = f"{duration(self.saves_ns)} {health.period}"
         return f"{self.title}: {lost} ({percent(self.share(health))})."
 
     def share(self, health: Health) -> float:
-        """The part of a step that it costs."""
+        """The time that fixing it saves, as a share of a step."""
         return self.saves_ns / health.step_ns if health.step_ns else 0.0
 
     def explain(self, health: Health) -> Explanation:
-        """The verdict in words; `health` tells the length of a step."""
+        """The verdict in words; `health` gives the step time."""
         evidence = f"{self.evidence(health.period)}."
         return Explanation(self.title, self.result(health), evidence, f"{self.fix}.")
 
@@ -90,7 +93,7 @@ class Verdict(ABC):
         words = self.explain(health)
         return {
             **asdict(self),
-            "share": self.saves_ns / health.step_ns,
+            "share": self.share(health),
             "text": {"result": words.result, "evidence": words.evidence, "fix": words.fix},
         }
 
@@ -100,23 +103,23 @@ def mean(values: list[float]) -> float:
 
 
 def duration(nanoseconds: float) -> str:
-    """Milliseconds with a unit and about three digits."""
+    """Nanoseconds as text in milliseconds with about three digits: `12.3 ms`."""
     value = nanoseconds / MILLISECOND
     digits = 0 if value >= 99.95 else 1 if value >= 0.95 else 3 if value >= 0.0005 else 0
     return f"{value:,.{digits}f} ms"
 
 
 def listed(texts: Sequence[str]) -> str:
-    """`5`, `0 and 6`, `0, 3 and 6`."""
+    """Texts joined as in a sentence: `5`, `0 and 6`, `0, 3 and 6`."""
     *first, last = texts
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def count(number: float) -> str:
-    """`7`, `81.5`, `1,200`: an average number of things."""
+    """A number of things as text, with at most one decimal: `7`, `81.5`, `1,200`."""
     return f"{number:,.0f}" if number == round(number) else f"{number:,.1f}"
 
 
 def plural(number: float, noun: str) -> str:
-    """`1 call`, `1,200 calls`."""
+    """A number and a noun, in the plural unless it is 1: `1 call`, `1,200 calls`."""
     return f"{count(number)} {noun}{'' if number == 1 else 's'}"

@@ -15,7 +15,7 @@ from shardwise.spec.cluster import ClusterSpec
 
 
 def health_of(summary: Summary, thresholds: Thresholds) -> Health:
-    """Step time, compute share, idle time and overlap per optimizer step."""
+    """Step time, compute share, idle time and overlap of a run, means over ranks."""
     ranks = summary.ranks
     communicating = sum(r.profiled.communication_ns for r in ranks)
     compute = mean([r.profiled.compute_ns / max(1, r.profiled.window_ns) for r in ranks])

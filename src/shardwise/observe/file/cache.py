@@ -26,7 +26,10 @@ _MEMORY = ("memory_ns", "memory_bytes", "memory_of")
 
 
 def cached_trace(path: Path, folder: Path | None) -> Trace:
-    """Read the trace at `path`, from the cache in `folder` if it is there."""
+    """Read the trace at `path`, from its entry in the cache `folder` if there is one.
+
+    Otherwise the file is parsed and added to the cache. `folder` None uses no cache.
+    """
     if folder is None:
         return read_trace(path)
     try:
@@ -56,6 +59,7 @@ def cached_trace(path: Path, folder: Path | None) -> Trace:
 
 
 def _table(trace: Trace) -> Any:
+    """Arrow table of a trace: a row per event; all other fields are JSON in its metadata."""
     import pyarrow
 
     columns = {name: pyarrow.array(getattr(trace, name)) for name in _ROWS}
@@ -76,6 +80,7 @@ def _table(trace: Trace) -> Any:
 
 
 def _load(table: Any, path: Path) -> Trace:
+    """The trace that `_table` wrote, as read from the file at `path`."""
     rest = json.loads(table.schema.metadata[b"trace"])
     columns: dict[str, Any] = {name: table[name].to_numpy() for name in _ROWS}
     present = np.flatnonzero(np.asarray(table["collective"].is_valid()))

@@ -21,8 +21,8 @@ _LONG_TIME = re.compile(rb'"ts"\s*:\s*[0-9]{16,}\.[0-9]')
 _TRIES = 20
 # Limit of one event, and of the JSON before and after the events.
 LONGEST = 8 << 20
-# Text that may fail to decode, beside a multiple of what was read: an event that holds separators
-# fails until its end is found, and text made of nothing else would take forever.
+# Bytes that may fail to decode, in addition to four times the bytes read: an event that contains
+# separators fails until its end is read, and a file full of separators would take forever.
 MAX_FAILED = 256 << 20
 
 Text = str | int | float | bool | None
@@ -79,7 +79,10 @@ AnyEvent = Event | ExactEvent
 
 
 class EventReader:
-    """Decode chunks of a file into batches of events; the rest of the JSON goes to `about`."""
+    """Decode chunks of a file into batches of events; the rest of the JSON goes to `about`.
+
+    `problems` gets a sentence for each part that cannot be read; `malformed` counts events.
+    """
 
     def __init__(self, chunks: Iterator[bytes], problems: list[str]) -> None:
         self._chunks, self.problems = chunks, problems
@@ -126,7 +129,10 @@ class EventReader:
         self._read_about(head, tail)
 
     def _find_events(self) -> tuple[bytes | None, bytes]:
-        """The JSON before the events, and the first bytes of the events."""
+        """The JSON before the events, and the first bytes of the events.
+
+        None and no bytes if the file has no list of events.
+        """
         text = b""
         for chunk in self._chunks:
             text += chunk
@@ -142,7 +148,10 @@ class EventReader:
         return None, b""
 
     def _take(self, text: bytearray) -> tuple[list[AnyEvent], bytearray, bool]:
-        """All complete events, the remaining text, and whether the list has ended."""
+        """Decode all complete events.
+
+        Returns the events, the remaining text, and whether the list has ended.
+        """
         ends = [m.start() + 1 for m in _SEPARATOR.finditer(text, max(0, len(text) - (1 << 16)))]
         if not ends:
             ends = [m.start() + 1 for m in _SEPARATOR.finditer(text)]
@@ -163,9 +172,11 @@ class EventReader:
         return events, bytearray(left if ended else b"[" + left), ended
 
     def _decode(self, text: bytes) -> list[AnyEvent] | None:
+        """Decode events separated by commas; None if the text is not valid."""
         return self._decoded(b"[" + text + b"]")
 
     def _decoded(self, text: bytes | memoryview) -> list[AnyEvent] | None:
+        """Decode a JSON list of events; None if it is not valid, and count its bytes as failed."""
         try:
             decoded: list[AnyEvent] = self._decoder.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
@@ -174,10 +185,14 @@ class EventReader:
         return decoded
 
     def _fails_too_often(self) -> bool:
+        """Whether more bytes failed to decode than may fail."""
         return self._failed > MAX_FAILED + 4 * self._read
 
     def _take_one_by_one(self, text: bytes) -> tuple[list[AnyEvent], bytes, bool]:
-        """Decode event by event, skipping malformed ones; stop where the list ends."""
+        """Decode event by event, skipping malformed ones; stop where the list ends.
+
+        Returns the events, the remaining text, and whether the list ended.
+        """
         events: list[AnyEvent] = []
         begin = segment = 0
         for separator in _SEPARATOR.finditer(text):
@@ -200,7 +215,7 @@ class EventReader:
         return events, text[begin:], False
 
     def _last(self, text: bytes) -> tuple[list[AnyEvent], bytes]:
-        """The events before the closing bracket, and the text after it."""
+        """The events before the closing bracket of the list, and the text after the bracket."""
         closings = [m.start() for m in re.finditer(rb"\]", text)]
         for end in reversed(closings[-_TRIES * 4 :]):
             decoded = self._decode(text[:end])
@@ -218,7 +233,7 @@ class EventReader:
         return events, rest.removesuffix(b",{")
 
     def _read_about(self, head: bytes, tail: bytes) -> None:
-        """Decode the JSON around the events: device properties, ranks, base time."""
+        """Decode the JSON around the events into `about`: device properties, ranks, base time."""
         if len(head) + len(tail) > LONGEST:
             self.problems.append("the JSON around its events is too long; it was not read")
             return

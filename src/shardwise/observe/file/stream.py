@@ -11,14 +11,14 @@ from shardwise.spec.read_file import open_regular
 
 # Small enough that the events of a chunk stay in the processor's cache.
 CHUNK = 1 << 19
-# Traces shrink 10 to 30 times. A file that grows beyond both limits was made to fill the memory.
+# Traces shrink 10 to 30 times. A file that grows beyond both limits was crafted to fill memory.
 MAX_RATIO = 100
 ALWAYS_BYTES = 32 << 20
 _GZIP = b"\x1f\x8b"
 
 
 def read_chunks(path: Path, problems: list[str]) -> Iterator[bytes]:
-    """Yield the decompressed file, about a megabyte at a time.
+    """Yield the decompressed file in chunks of up to 2 MiB.
 
     Stops where decompression fails, and appends a sentence to `problems`.
     """

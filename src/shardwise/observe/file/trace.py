@@ -24,7 +24,7 @@ Bools = npt.NDArray[np.bool_]
 _NONE = -1
 # Limit of the memory of all columns: almost five million events, or a multiple of the file's size.
 MAX_BYTES, MAX_GROWTH = 256 << 20, 8
-# Bytes of a row, and of the objects of a text or the shapes of a row, beside their characters.
+# Bytes of a row; bytes of the Python objects of a text and of a row's shapes, without characters.
 _ROW_BYTES, _TEXT_BYTES, _SHAPES_BYTES = 56, 160, 300
 _JOIN_PARTS = 64
 # Operations whose FLOPs follow from the shapes of their inputs.
@@ -48,6 +48,7 @@ class Trace:
     device: Codes
     stream: Codes
     correlation: Ints
+    # Bytes that an operation on the device copies or sets.
     moved: Ints
     # Rows with collective metadata, and a value for each of these rows.
     collective_row: Ints
@@ -73,24 +74,27 @@ class Trace:
 
     @property
     def rank(self) -> int | None:
+        """Rank of the process; None if the trace does not record it."""
         info = self.about.get("distributedInfo")
         rank = info.get("rank") if isinstance(info, dict) else None
         return rank if isinstance(rank, int) and rank >= 0 else None
 
     @property
     def world_size(self) -> int | None:
+        """Number of ranks of the run; None if the trace does not record it."""
         info = self.about.get("distributedInfo")
         size = info.get("world_size") if isinstance(info, dict) else None
         return size if isinstance(size, int) and size > 0 else None
 
     def code(self, text: str) -> int:
-        """The code of a text; -2, which no row has, if the text does not occur."""
+        """The code of a text; if the text does not occur, -2, which no row has."""
         try:
             return self.texts.index(text)
         except ValueError:
             return -2
 
     def in_category(self, *names: str) -> npt.NDArray[np.bool_]:
+        """Boolean per row: whether its category is one of `names`."""
         codes = [self.code(name) for name in names]
         found: npt.NDArray[np.bool_] = np.isin(self.category, codes)
         return found
@@ -117,6 +121,7 @@ class _Codes(dict[Any, int]):
         return code
 
     def of(self, values: Iterable[Any]) -> Codes:
+        """Array of the codes of values."""
         return np.fromiter(map(self.__getitem__, values), dtype=np.int32)
 
 
@@ -130,6 +135,7 @@ def _number(value: Any) -> int:
 
 
 def _numbers(values: list[Any]) -> Ints:
+    """Array of integers; -1 for a value that is not an integer."""
     try:
         found = np.asarray(values)
     except (ValueError, OverflowError):
@@ -140,6 +146,7 @@ def _numbers(values: list[Any]) -> Ints:
 
 
 def _placed(rows: Ints, values: list[Any], count: int) -> Ints:
+    """Array of `count` integers: `values` at the indices `rows`, -1 at all others."""
     column = np.full(count, _NONE, dtype=np.int64)
     column[rows] = _numbers(values)
     return column
@@ -156,10 +163,13 @@ _SHAPED = ("c10d::", "_c10d_functional::", "gloo:", "mpi:", "ucc:", *MATMULS)
 
 
 def _needs_shapes(name: str | None) -> bool:
+    """Whether the input shapes of an event are kept: of collectives and matmuls."""
     return name is not None and name.startswith(_SHAPED)
 
 
 class _Columns:
+    """The columns of a trace, which grow by a batch of events at a time."""
+
     def __init__(self) -> None:
         self.codes = _Codes()
         self.parts: list[dict[str, Any]] = []
@@ -174,10 +184,11 @@ class _Columns:
 
     @property
     def bytes(self) -> int:
-        """About how much memory the columns take."""
+        """Approximate bytes of memory that the columns take."""
         return self.rows * _ROW_BYTES + self.codes.bytes + self._other_bytes
 
     def add(self, batch: list[AnyEvent]) -> None:
+        """Append the events of a batch that have a duration, and its changes of memory."""
         spans = [event for event in batch if event.ph == "X"]
         if len(spans) < len(batch):
             self._add_memory([e for e in batch if e.name == "[memory]" and e.ph == "i"])
@@ -220,7 +231,7 @@ class _Columns:
             self._join()
 
     def _join(self) -> None:
-        """Join small arrays early: the system does not get their memory back one by one."""
+        """Concatenate small arrays early: the system does not get their memory back one by one."""
         if self.parts:
             names = list(self.parts[0])
             self.joined.append(
@@ -229,6 +240,7 @@ class _Columns:
         self.parts = []
 
     def _add_memory(self, events: list[AnyEvent]) -> None:
+        """Append time, allocated bytes and device type of memory events."""
         if not events:
             return
         when, _ = _nanoseconds(events)
@@ -239,6 +251,7 @@ class _Columns:
         self._other_bytes += self.memory[-1].nbytes
 
     def _add_collectives(self, args: list[Args]) -> None:
+        """Append the metadata of the events that are collectives; `args` has a value per event."""
         names = list(map(_COLLECTIVE, args))
         if names.count(None) == len(names):
             return
@@ -258,6 +271,7 @@ class _Columns:
         )
 
     def build(self, path: Path, about: dict[str, Any], problems: list[str]) -> Trace:
+        """The trace of all events added; this empties the columns."""
         codes = ["name", "category", "process", "thread", "device", "stream"]
         numbers = ["start_ns", "end_ns", "correlation", "moved"]
         sparse = ["collective", "dtype", "group", "group_ranks"]
@@ -290,13 +304,16 @@ class _Columns:
 
 
 def _group_name(args: Args) -> str | None:
-    """Name and description of a process group; the latter names the axis of a device mesh."""
+    """Name and description of a process group; None without either.
+
+    The description names the axis of a device mesh.
+    """
     known = [str(part) for part in (args.group, args.description) if part is not None]
     return " ".join(known) if known else None
 
 
 def _nanoseconds(events: list[AnyEvent]) -> tuple[Ints, Ints]:
-    """Starts and durations; -1 where a value is not a time."""
+    """Starts and durations of events in nanoseconds; -1 where a value is not a time."""
     if not events or isinstance(events[0].ts, float):
         columns = ([e.ts for e in events], [e.dur for e in events])
         start, duration = (np.asarray(column, dtype=np.float64) for column in columns)
@@ -309,11 +326,12 @@ def _nanoseconds(events: list[AnyEvent]) -> tuple[Ints, Ints]:
 
 
 def _rounded_one(value: Any) -> int:
+    """A time in whole nanoseconds; -1 if it is not a time."""
     return round(value) if 0 <= value < 2**62 else _NONE
 
 
 def _rounded(microseconds: npt.NDArray[np.float64]) -> Ints:
-    """Nanoseconds; -1 where a value is not a time.
+    """Microseconds as whole nanoseconds; -1 where a value is not a time.
 
     The fraction is converted apart: multiplying by 1000 would round the integer part.
     """
@@ -327,7 +345,10 @@ def _rounded(microseconds: npt.NDArray[np.float64]) -> Ints:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read the trace of one rank; `problems` lists what is wrong with it."""
+    """Read the trace of one rank; raise SpecError if no event with a duration can be read.
+
+    `Trace.problems` lists the parts that could not be read.
+    """
     problems: list[str] = []
     columns = _Columns()
     try:

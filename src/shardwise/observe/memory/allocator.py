@@ -11,7 +11,7 @@ _ALLOCATED = "active_allocated"
 
 
 class Frame(NamedTuple):
-    """One line of a stack; `line` is 0 where unknown."""
+    """One line of a stack; `line` is 0 if it is unknown."""
 
     file: str
     line: int
@@ -19,7 +19,10 @@ class Frame(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Part of a segment. `requested` is None where only the rounded size is known."""
+    """Part of a segment, in bytes; `requested` is None if only the rounded size is known.
+
+    `stack` is an index into `Snapshot.stacks`; None if no stack was recorded.
+    """
 
     address: int
     size: int
@@ -46,7 +49,10 @@ class Segment(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One action of the allocator; size as requested. `stack` indexes `Snapshot.stacks`."""
+    """One action of the allocator; `size` is in bytes, as requested.
+
+    `stack` is an index into `Snapshot.stacks`, and `note` is user metadata.
+    """
 
     action: str
     address: int | None
@@ -73,7 +79,7 @@ class Device(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A snapshot file; `expandable` is None where it does not record the settings."""
+    """A snapshot file; `expandable` is None if the file does not record allocator settings."""
 
     path: Path
     devices: tuple[Device, ...]

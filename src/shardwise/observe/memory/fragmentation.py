@@ -14,7 +14,10 @@ SMALL = 1 << 20
 def fragmentation_of(
     device: Device, peak: Peak, stacks: Sequence[Sequence[Frame]], expandable: bool | None
 ) -> Fragmentation | None:
-    """Measure fragmentation; None without segments, since events do not show free blocks."""
+    """Measure fragmentation at the end of a recording.
+
+    None without segments, since events do not show free blocks.
+    """
     if not device.segments:
         return None
     blocks = [block for segment in device.segments for block in segment.blocks]
@@ -49,10 +52,10 @@ def fragmentation_of(
 
 
 def retries(events: Sequence[Event], stacks: Sequence[Sequence[Frame]]) -> int:
-    """How often the device was full and the allocator freed cached segments to retry.
+    """Number of times the device was full and the allocator freed cached segments to retry.
 
     A retry frees several segments and allocates one right after; `empty_cache` frees segments too,
-    but shows in the stack.
+    but its name is in the stack.
     """
     count, freeing = 0, False
     for event in events:

@@ -12,7 +12,7 @@ _TORCH = re.compile(
     r"(^|/)(site|dist)-packages/(torch|triton|functorch)/|torchinductor"
     r"|(^|/)torch/(nn|optim|autograd|distributed|utils|cuda|_dynamo|_inductor|_functorch|_\w+\.py)"
 )
-# Of DTensor only what moves data: its dispatch wraps every operation of an optimizer.
+# Only the parts of DTensor that move data: its dispatch wraps every operation of an optimizer.
 _DISTRIBUTED = re.compile(
     r"(^|/)torch/distributed/(?!_?tensor/|checkpoint/)"
     r"|(^|/)torch/distributed/_?tensor/(_redistribute|_collective_utils)\.py"
@@ -36,7 +36,10 @@ _NODE = re.compile(r"\b(\w+Backward\d*)(?=::|_)")
 
 
 class Owner(NamedTuple):
-    """First frame outside torch, the kind of memory, and whether the loss allocated it."""
+    """The first frame outside torch, the kind of memory, and whether the loss allocated it.
+
+    `file` and `line` are None if no such frame is known.
+    """
 
     file: str | None
     line: int | None
@@ -46,7 +49,7 @@ class Owner(NamedTuple):
 
 
 def owner_of(stack: Sequence[Frame]) -> Owner:
-    """Owner of a stack, innermost frame first."""
+    """Owner of an allocation with this stack, whose innermost frame comes first."""
     category = category_of(stack)
     in_loss = any(_LOSS.search(frame.function) for frame in stack)
     mine = next((f for f in stack if is_python(f) and not _TORCH.search(f.file)), None)
@@ -67,7 +70,7 @@ def is_python(frame: Frame) -> bool:
 
 
 def category_of(stack: Sequence[Frame]) -> str:
-    """Kind of memory by frames alone; the first rule that matches wins.
+    """Kind of memory of an allocation, by its stack alone; the first rule that matches wins.
 
     A collective inside a backward is a collective. Gradients are recognised later, by lifetime.
     """
@@ -103,6 +106,7 @@ def _is_backward(stack: Sequence[Frame]) -> bool:
 
 
 def _is_building(stack: Sequence[Frame]) -> bool:
+    """Whether the stack builds a module, moves it or loads its weights."""
     return any(
         f.function in _LOADING or (f.function in _BUILDING and _MODULES.search(f.file))
         for f in stack

@@ -1,4 +1,4 @@
-"""Owners of the peak: live allocations by line of code and by kind of memory."""
+"""Owners of the memory at the peak: live allocations by line of code and by kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _ENGINE = "torch::autograd::Engine::evaluate_function"
 
 
 class Held(NamedTuple):
-    """The peak by kind and by owner; both sum to the peak."""
+    """Live bytes by kind and by owner, the largest first; each of the two sums to all live bytes.
+
+    `loss_bytes`, `loss_place` and `transient_bytes` are as in `Memory`.
+    """
 
     categories: tuple[Share, ...]
     holders: tuple[Holder, ...]
@@ -29,7 +32,10 @@ class Held(NamedTuple):
 def owners_of(
     allocations: Sequence[Allocation], stacks: Sequence[Sequence[Frame]], events: Sequence[Event]
 ) -> list[Owner]:
-    """Owner of every allocation. What a backward allocates and does not free is a gradient."""
+    """Owner of every allocation.
+
+    Memory that a backward allocates and does not free is a gradient.
+    """
     owner_of_stack = [owner_of(stack) for stack in stacks]
     owners = [_owner(one, owner_of_stack) for one in allocations]
     outside = [
@@ -52,7 +58,7 @@ def owners_of(
 
 
 def held_at(event: int, allocations: Sequence[Allocation], owners: Sequence[Owner]) -> Held:
-    """Live memory after `event`, the largest first."""
+    """Memory that is live after an event, by kind and by owner, the largest first."""
     by_owner: dict[Owner, list[int]] = {}
     kinds: dict[str, int] = {}
     in_loss = transient = 0
@@ -84,11 +90,13 @@ def held_at(event: int, allocations: Sequence[Allocation], owners: Sequence[Owne
 
 
 def _owner(one: Allocation, owner_of_stack: Sequence[Owner]) -> Owner:
+    """Owner of an allocation by its stack; NAMELESS or BEFORE without a stack."""
     if one.stack is not None:
         return owner_of_stack[one.stack]
     return NAMELESS if one.recorded else BEFORE
 
 
 def _ends_inside_backward(events: Sequence[Event], stacks: Sequence[Sequence[Frame]]) -> bool:
+    """Whether the last recorded stack is inside the autograd engine."""
     last = next((event.stack for event in reversed(events) if event.stack is not None), None)
     return last is not None and any(_ENGINE in frame.function for frame in stacks[last])

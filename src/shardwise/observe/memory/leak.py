@@ -11,7 +11,7 @@ from shardwise.observe.memory.record import Leak, StepSource, place_of
 from shardwise.observe.memory.steps import Steps
 from shardwise.observe.memory.timeline import Allocation
 
-# Complete steps needed, and the largest ratio between the growth of two steps of a steady leak.
+# Complete steps needed, and the largest ratio of growth between two steps of a steady leak.
 MIN_STEPS, STEADY = 3, 1.5
 
 
@@ -21,7 +21,10 @@ def leak_of(
     allocated: Sequence[int],
     steps: Steps | None,
 ) -> Leak:
-    """Find lines that leave about as many bytes behind in every step but the first and last."""
+    """Find the line of code that leaves about the same number of bytes behind in every step.
+
+    `allocated` has the allocated bytes after each event. Only complete steps are compared.
+    """
     if steps is None:
         return Leak(None, "steps_unknown")
     spans = _complete_steps(steps, len(allocated) - 1)
@@ -50,7 +53,11 @@ def leak_of(
 
 
 def growth_of(bounds: Sequence[int], levels: Mapping[str, Sequence[int]], by: StepSource) -> Leak:
-    """Find a leak from levels alone: does their sum rise in every step, and which rises most."""
+    """Find a leak from levels of memory alone: whether their sum grows steadily from step to step.
+
+    `bounds` are the events at which steps start, `levels` the bytes after each event by kind. The
+    leak is attributed to the kind that grows most.
+    """
     inner = bounds[1:]
     if len(inner) <= MIN_STEPS:
         return Leak(None, "too_few_steps", max(0, len(inner) - 1), by)
@@ -63,7 +70,10 @@ def growth_of(bounds: Sequence[int], levels: Mapping[str, Sequence[int]], by: St
 
 
 def _complete_steps(steps: Steps, end: int) -> list[tuple[int, int]]:
-    """Steps without the first, which initialises, and without an unfinished last one."""
+    """The events at which each complete step starts and ends; `end` is the last event.
+
+    The first step, which initialises, is left out if there are more than MIN_STEPS.
+    """
     bounds = steps.bounds
     spans = list(pairwise(bounds))
     if spans and end - bounds[-1] < (spans[-1][1] - spans[-1][0]) / 2:
@@ -72,4 +82,5 @@ def _complete_steps(steps: Steps, end: int) -> list[tuple[int, int]]:
 
 
 def _is_steady(sizes: Sequence[int]) -> bool:
+    """Whether all sizes are positive and within a factor of STEADY."""
     return min(sizes) > 0 and max(sizes) <= STEADY * min(sizes)

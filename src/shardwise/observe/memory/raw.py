@@ -18,7 +18,7 @@ _PREEXISTING, _CREATE, _CHANGE, _DESTROY = 1, 2, 3, 4
 
 
 def memory_of_rows(rows: Sequence[Any], path: Path) -> Memory:
-    """Memory by category after every row; malformed rows are skipped and counted."""
+    """Convert the rows of a timeline to one recording; malformed rows are skipped and counted."""
     valid = [row for row in rows if _is_row(row)]
     if not valid:
         raise SpecError(
@@ -79,6 +79,7 @@ def memory_of_rows(rows: Sequence[Any], path: Path) -> Memory:
 
 
 def _leak(events: Sequence[Any], levels: dict[str, list[int]]) -> Leak:
+    """Find a leak in the levels by kind; steps are found by allocations that recur."""
     keys: list[Hashable | None] = [None]
     keys += [(row[2], row[3]) if row[1] == _CREATE else None for row in events]
     change = [0, *(row[2] if row[1] in (_CREATE, _DESTROY) else 0 for row in events)]
@@ -89,6 +90,7 @@ def _leak(events: Sequence[Any], levels: dict[str, list[int]]) -> Leak:
 
 
 def _is_row(row: Any) -> bool:
+    """Whether a row is valid: [nanoseconds, action, bytes, category]."""
     if not isinstance(row, list) or len(row) != 4 or any(type(one) is not int for one in row):
         return False
     time, action, size, category = row

@@ -25,7 +25,10 @@ _MAX_BYTES = 768 << 20
 
 
 def read_memory(path: Path) -> tuple[Memory, ...]:
-    """Read a snapshot, a raw timeline, a memory.json, or a run folder with one."""
+    """Read a snapshot, a raw timeline, a memory.json, or a run folder with a memory.json.
+
+    Returns one recording per device; raises SpecError.
+    """
     if path.is_dir():
         if not (path / RUN_FILE).is_file():
             raise SpecError(
@@ -44,11 +47,12 @@ def read_memory(path: Path) -> tuple[Memory, ...]:
 
 
 def memories_of(snapshot: Snapshot) -> tuple[Memory, ...]:
-    """One record per device of a snapshot."""
+    """One recording per device of a snapshot."""
     return tuple(_memory(snapshot, number) for number in range(len(snapshot.devices)))
 
 
 def _memory(snapshot: Snapshot, number: int) -> Memory:
+    """The recording of the device at index `number` of a snapshot."""
     device = snapshot.devices[number]
     history = history_of(device)
     owners = owners_of(history.allocations, snapshot.stacks, device.events)
@@ -73,6 +77,7 @@ def _memory(snapshot: Snapshot, number: int) -> Memory:
 
 
 def _from_json(path: Path) -> Memory:
+    """The recording in a raw timeline or a memory.json."""
     data = _json(path)
     if isinstance(data, list):
         if len(data) == 2 and all(isinstance(one, list) for one in data) and len(data[0]) != 4:
@@ -89,8 +94,9 @@ def _from_json(path: Path) -> Memory:
 
 
 def _json(path: Path) -> Any:
+    """Decode a JSON file; raise SpecError if it is invalid or needs too much memory."""
     text = read_file(path)  # its SpecError is a ValueError too
-    # Before it is decoded: what its lists, dicts and values take in Python, at least.
+    # Before decoding: the least memory that its lists, dicts and values take in Python.
     needed = 64 * (text.count(b"[") + text.count(b"{")) + 40 * text.count(b",")
     if needed > _MAX_BYTES:
         raise SpecError(

@@ -1,4 +1,4 @@
-"""Records shared by all memory sources; None where a source does not tell."""
+"""Records shared by all memory sources; a field is None if the source does not record it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ LeakReason = Literal["grows", "no_growth", "too_few_steps", "steps_unknown"]
 
 
 class Curve(NamedTuple):
-    """Bytes after every event; the first value is the level before the first event."""
+    """Bytes after every event; the first value is the level before the first event.
+
+    `seconds` is the duration of the recording.
+    """
 
     allocated: list[int]
     reserved: list[int] | None
@@ -21,7 +24,10 @@ class Curve(NamedTuple):
 
 
 class Peak(NamedTuple):
-    """The first event with the highest level; event 0 is before the recording."""
+    """The first event with the most allocated bytes; event 0 is before the recording.
+
+    `events` is the number of events in the recording.
+    """
 
     event: int
     events: int
@@ -37,7 +43,7 @@ class Share(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """One line of code, and its bytes and allocations at the peak."""
+    """One line of code, and the bytes and number of its live allocations at the peak."""
 
     file: str | None
     line: int | None
@@ -52,7 +58,7 @@ class Holder(NamedTuple):
 
 
 def place_of(file: str | None, line: int | None, function: str) -> str:
-    """`file.py:12 function`, as far as known."""
+    """A line of code as text, `file.py:12 function`, as far as it is known."""
     if file is None:
         return cut(function, 60)
     number = "" if line is None else f":{line}"
@@ -61,7 +67,7 @@ def place_of(file: str | None, line: int | None, function: str) -> str:
 
 
 class Leak(NamedTuple):
-    """Whether memory grows from step to step; `found` is None where that cannot be decided."""
+    """Whether memory grows from step to step; `found` is None if that cannot be decided."""
 
     found: bool | None
     reason: LeakReason
@@ -119,7 +125,7 @@ class Memory(NamedTuple):
 
 
 def peak_of(curve: Curve) -> Peak:
-    """The first maximum of a curve."""
+    """The first maximum of the allocated bytes."""
     event = max(range(len(curve.allocated)), key=curve.allocated.__getitem__)
     reserved = None if curve.reserved is None else curve.reserved[event]
     return Peak(event, len(curve.allocated) - 1, curve.allocated[event], reserved)

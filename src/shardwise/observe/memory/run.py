@@ -17,7 +17,7 @@ MIN_GROWTH = 0.001
 
 
 def memory_of_run(data: dict[str, Any], path: Path) -> Memory:
-    """Convert a memory.json; its first point is the start of the step."""
+    """Convert a memory.json to a recording; its first point is the start of the step."""
     if data.get("schema") != SCHEMA:
         raise SpecError(
             f"memory: {path} has schema {cut(repr(data.get('schema')), 40)}, not {SCHEMA}; "
@@ -65,6 +65,10 @@ def memory_of_run(data: dict[str, Any], path: Path) -> Memory:
 
 
 def _leak(terms: list[str], before: list[int], after: list[int], peak: int) -> Leak:
+    """Whether memory grows from the start to the end of the step, and which term grows most.
+
+    `before` and `after` are the bytes of each term, `peak` is the total at the peak.
+    """
     growth = sum(after) - sum(before)
     if growth < max(1, MIN_GROWTH * peak):
         return Leak(False, "no_growth", 1, "measured_step")
@@ -73,6 +77,7 @@ def _leak(terms: list[str], before: list[int], after: list[int], peak: int) -> L
 
 
 def _is_point(point: Any, terms: int) -> bool:
+    """Whether a point is valid: its event, and the bytes of every term."""
     return (
         isinstance(point, list)
         and len(point) == terms + 1

@@ -36,7 +36,10 @@ def read_snapshot(path: Path) -> Snapshot:
 
 
 def snapshot_from(data: Any, path: Path) -> Snapshot:
-    """Convert plain data: the dict of a snapshot, or only its list of segments."""
+    """Convert the data of a snapshot: its dict, or only its list of segments.
+
+    `path` is used in messages; raises SpecError if this is not a snapshot.
+    """
     if isinstance(data, list):
         data = {"segments": data}
     if not isinstance(data, dict) or not {"segments", "device_traces"} & data.keys():
@@ -78,7 +81,7 @@ def snapshot_from(data: Any, path: Path) -> Snapshot:
 
 
 class _Reader:
-    """Convert rows, each distinct stack once, and count malformed ones."""
+    """Converts the rows of a snapshot, each distinct stack once, and counts malformed rows."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -93,6 +96,7 @@ class _Reader:
         self._bad_segments = self._bad_blocks = self._bad_events = 0
 
     def segment(self, raw: Any) -> Segment | None:
+        """The segment in a row; None, and counted as malformed, if it is invalid."""
         size = _size(raw.get("total_size")) if isinstance(raw, dict) else None
         device = _size(raw.get("device", 0)) if isinstance(raw, dict) else None
         if size is None or device is None or device > 1024:
@@ -112,6 +116,10 @@ class _Reader:
         return Segment(device, size, raw.get("segment_type") == "small", tuple(blocks))
 
     def _block(self, raw: Any, follows: int) -> Block | None:
+        """The block in a row; None, and counted as malformed, if it is invalid.
+
+        `follows` is its address if the row has none.
+        """
         self._count()
         size = _size(raw.get("size")) if isinstance(raw, dict) else None
         state = raw.get("state") if isinstance(raw, dict) else None
@@ -134,6 +142,7 @@ class _Reader:
         )
 
     def event(self, raw: Any) -> Event | None:
+        """The event in a row; None, and counted as malformed, if it is invalid."""
         self._count()
         action = raw.get("action") if isinstance(raw, dict) else None
         action = _ALIASES.get(action, action) if isinstance(action, str) else None
@@ -155,6 +164,7 @@ class _Reader:
         )
 
     def problems(self) -> Iterable[str]:
+        """Sentences on the malformed rows that were skipped."""
         for number, what in (
             (self._bad_segments, "segments"),
             (self._bad_blocks, "blocks"),
@@ -164,7 +174,8 @@ class _Reader:
                 yield f"{number} malformed {what} were skipped"
 
     def _stack(self, raw: Any) -> int | None:
-        # Many rows share a list, and the lists of as many others hold the same frames.
+        """The number of the stack that is a list of frames; None if it has no frames."""
+        # Many rows share one list of frames, and many other lists hold the same frames.
         key = id(raw)
         if key not in self._stack_of:
             frames = tuple(map(id, _rows(raw)))
@@ -174,11 +185,12 @@ class _Reader:
         return self._stack_of[key]
 
     def _number(self, raw: Any) -> int | None:
-        """The number of a stack; None if it has no frames."""
+        """The number of a stack, assigned on first use; None if it has no frames."""
         frames = tuple(self._frame(frame) for frame in _rows(raw) if isinstance(frame, dict))
         return self.stacks.setdefault(frames, len(self.stacks)) if frames else None
 
     def _frame(self, raw: dict[Any, Any]) -> int:
+        """The index of a frame in `frames`, appended on first use."""
         # A snapshot stores each frame once and refers to it thousands of times.
         known = self._frame_of.get(id(raw))
         if known is not None:
@@ -196,6 +208,7 @@ class _Reader:
         return number
 
     def _count(self) -> None:
+        """Count a row; raise SpecError after MAX_ROWS."""
         # Lists that contain each other can unfold to far more rows than the file has.
         self._rows += 1
         if self._rows > MAX_ROWS:
@@ -206,7 +219,10 @@ class _Reader:
 
 
 def _mark(raw: Any) -> tuple[int | None, Mark] | None:
-    """Start of an annotation, and its device if it names one."""
+    """The start of an annotation, and its device; None for any other row.
+
+    The device is None if the row does not name one.
+    """
     if not isinstance(raw, dict) or str(raw.get("stage", "START")).upper() != "START":
         return None
     name, time = raw.get("name"), _size(raw.get("time_us"), 1 << 62)
@@ -216,8 +232,10 @@ def _mark(raw: Any) -> tuple[int | None, Mark] | None:
 
 
 def _rows(value: Any) -> Iterable[Any]:
+    """The value itself if it is a list or tuple; else nothing."""
     return value if isinstance(value, (list, tuple)) else ()
 
 
 def _size(value: Any, below: int = MAX_BYTES) -> int | None:
+    """The value itself if it is an integer from 0 and less than `below`; else None."""
     return value if type(value) is int and 0 <= value < below else None

@@ -15,12 +15,12 @@ from shardwise.observe.memory.record import StepSource
 from shardwise.observe.memory.timeline import Allocation
 
 MIN_BOUNDS = 4
-# Largest deviation of a step from the median length, and the share of allocations a step frees.
+# Largest deviation of a step from the median length; least share of bytes that a step frees.
 MAX_DEVIATION, MIN_FREED = 0.1, 0.9
 
 
 class Steps(NamedTuple):
-    """Events at which steps start, and what marks them."""
+    """Indices of the events at which steps start, and the evidence for them."""
 
     bounds: tuple[int, ...]
     by: StepSource
@@ -29,7 +29,7 @@ class Steps(NamedTuple):
 def steps_of(
     device: Device, allocations: Sequence[Allocation], owners: Sequence[Owner]
 ) -> Steps | None:
-    """Steps by the most certain evidence, or None."""
+    """The steps of a recording, by the most certain evidence; None if there is none."""
     marked = _by_marks(device)
     if marked is None:
         marked = _by_notes(device.events)
@@ -79,7 +79,7 @@ def _by_notes(events: Sequence[Event]) -> Steps | None:
 
 
 def _by_optimizer(allocations: Sequence[Allocation], owners: Sequence[Owner]) -> Steps | None:
-    """Steps by the optimizer: its first allocation after others ends a step."""
+    """Steps by the optimizer: each starts with its first allocation after a forward or backward."""
     bounds, inside = [], False
     for one, owner in zip(allocations, owners, strict=True):
         if owner.category == "optimizer" and one.born:
@@ -92,10 +92,11 @@ def _by_optimizer(allocations: Sequence[Allocation], owners: Sequence[Owner]) ->
 
 
 def recurring(keys: Sequence[Hashable | None], change: Sequence[int]) -> Steps | None:
-    """Steps by allocations that recur evenly, if what is allocated in between is freed again.
+    """Steps by allocations that recur evenly, if each step frees about as much as it allocates.
 
-    The layers of a forward recur too, but keep their allocations, so they are not steps. The first
-    step may be longer, since it initialises.
+    `keys` identifies the allocation of each event (None: it has none), `change` is its change of
+    allocated bytes. The layers of a forward recur too, but keep their allocations, so they are not
+    steps. The first step may be longer, since it initialises.
     """
     made = list(accumulate((max(0, size) for size in change), initial=0))
     freed = list(accumulate((max(0, -size) for size in change), initial=0))
@@ -113,7 +114,7 @@ def recurring(keys: Sequence[Hashable | None], change: Sequence[int]) -> Steps |
 
 
 def _positions(keys: Sequence[Hashable | None], length: int) -> list[list[int]]:
-    """Positions of every distinct sequence of `length` allocations."""
+    """For every distinct sequence of `length` allocations, the positions where it ends."""
     seen: dict[Hashable, list[int]] = {}
     last: tuple[Hashable, ...] = ()
     for number, key in enumerate(keys):
@@ -124,6 +125,7 @@ def _positions(keys: Sequence[Hashable | None], length: int) -> list[list[int]]:
 
 
 def _is_even(positions: Sequence[int]) -> bool:
+    """Whether there are at least MIN_BOUNDS positions, with about the same distance."""
     if len(positions) < MIN_BOUNDS:
         return False
     gaps = [after - before for before, after in pairwise(positions)]

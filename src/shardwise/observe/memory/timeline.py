@@ -1,7 +1,8 @@
-"""Allocations of a device with birth and death, and the curves of memory over time.
+"""Lifetimes of a device's allocations, and the curves of memory over time.
 
 The allocator keeps only its last events, so a history starts in the middle and frees memory whose
-allocation it does not show. What was live at its start follows from the final state, backwards.
+allocation it does not show. The memory that was live at its start is computed backwards from the
+final state.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ _RESERVES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_
 
 
 class Allocation(NamedTuple):
-    """Live after event `born` until event `died`; 0: before the first, None: after the last.
+    """Bytes that are live after event `born` and until event `died`.
 
-    `recorded` is False where the stack of the allocation was lost with older events.
+    `born` is 0 if the allocation was live before the first event; `died` is None if it is live
+    after the last. `recorded` is False where its stack was lost with older events.
     """
 
     size: int
@@ -29,11 +31,12 @@ class Allocation(NamedTuple):
     recorded: bool
 
     def alive_after(self, event: int) -> bool:
+        """Whether the allocation is live after an event, given by its number."""
         return self.born <= event and (self.died is None or event < self.died)
 
 
 class History(NamedTuple):
-    """Allocations ordered by birth, the curves, and contradictions in the recording."""
+    """Allocations ordered by birth, the curves, and sentences on gaps and contradictions."""
 
     allocations: tuple[Allocation, ...]
     curve: Curve
@@ -41,7 +44,7 @@ class History(NamedTuple):
 
 
 def history_of(device: Device) -> History:
-    """Follow every allocation of a device through its history."""
+    """The lifetimes of all allocations of a device, and its curves of memory."""
     at_start, lost = _alive_at_start(device)
     allocations, contradictions = _follow(device.events, at_start)
     allocated = _allocated(allocations, len(device.events))
@@ -66,7 +69,10 @@ def history_of(device: Device) -> History:
 
 
 def _alive_at_start(device: Device) -> tuple[dict[int, Allocation], int]:
-    """Allocations live before the first event, by address; and the number that cannot be found."""
+    """Allocations live before the first event, by address.
+
+    Also the number of allocations in the history that are neither freed nor in the final state.
+    """
     alive = {
         block.address: Allocation(
             block.size if block.requested is None else block.requested,
@@ -84,7 +90,7 @@ def _alive_at_start(device: Device) -> tuple[dict[int, Allocation], int]:
         if event.address is None:
             continue
         if event.action == "free_requested":
-            # The stack of this event is that of the free.
+            # This event has the stack of the free, not of the allocation.
             alive[event.address] = Allocation(event.size, None, 0, None, recorded=False)
         elif event.action == "alloc" and alive.pop(event.address, None) is None:
             lost += 1
@@ -94,6 +100,7 @@ def _alive_at_start(device: Device) -> tuple[dict[int, Allocation], int]:
 def _follow(
     events: Sequence[Event], at_start: dict[int, Allocation]
 ) -> tuple[tuple[Allocation, ...], int]:
+    """Lifetimes of all allocations, ordered by birth, and the number of contradictory events."""
     alive = dict(at_start)
     ended: list[Allocation] = []
     contradictions = 0
@@ -116,6 +123,7 @@ def _follow(
 
 
 def _allocated(allocations: Sequence[Allocation], events: int) -> list[int]:
+    """Allocated bytes before the first event and after each event."""
     change = [0] * (events + 1)
     for one in allocations:
         change[one.born] += one.size
@@ -125,7 +133,10 @@ def _allocated(allocations: Sequence[Allocation], events: int) -> list[int]:
 
 
 def _reserved(device: Device) -> list[int] | None:
-    """Reserved bytes, counted back from the final state; None without one, or if below zero."""
+    """Reserved bytes before the first event and after each event.
+
+    They are counted back from the final state. None without it, or if a value is negative.
+    """
     if not device.segments:
         return None
     change = [0] * (len(device.events) + 1)
@@ -137,5 +148,6 @@ def _reserved(device: Device) -> list[int] | None:
 
 
 def _seconds(events: Sequence[Event]) -> float | None:
+    """Seconds from the first event to the last; None with fewer than two times."""
     times = [event.time_us for event in events if event.time_us is not None]
     return (max(times) - min(times)) / 1e6 if len(times) > 1 else None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.observe.memory.read_file import read_file
-from shardwise.safe_pickle import UnsafePickleError, load_pickle
+from shardwise.observe.safe_pickle import UnsafePickleError, load_pickle
 from shardwise.spec.foreign_text import cut
 from shardwise.spec.record import SpecError
 

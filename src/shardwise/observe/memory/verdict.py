@@ -1,4 +1,4 @@
-"""The verdict on a memory recording as data: what dominates the peak, and the headroom left.
+"""The verdict on a memory recording as data: main cause of the peak, and the headroom left.
 
 `report/memory.py` puts it into words.
 """
@@ -28,14 +28,14 @@ _ACTIVATIONS = ("forward", "activations", "working")
 
 
 class MemoryVerdict(NamedTuple):
-    """The most certain cause that stands out, and the bytes it explains.
+    """The most certain cause of the peak, and the bytes it explains.
 
     For "leak" the bytes are per step, for "fragmentation" those reserved but unused at the peak.
+    They are None for "none". `headroom_bytes` is None if the capacity is unknown.
     """
 
     cause: Cause
     bytes: int | None
-    # Without a capacity there is no headroom.
     headroom_bytes: int | None
     headroom_is_low: bool
 
@@ -43,7 +43,7 @@ class MemoryVerdict(NamedTuple):
 def verdict_of(
     memory: Memory, capacity: int | None = None, headroom: float = HEADROOM
 ) -> MemoryVerdict:
-    """Judge a recording.
+    """Find the main cause of the peak of a recording, and the headroom that is left.
 
     `capacity` is the memory of the device in bytes, `headroom` the share that should stay free.
     """
@@ -54,25 +54,28 @@ def verdict_of(
 
 
 def headroom_of(memory: Memory, capacity: int) -> int:
-    """Capacity minus the maximum of reserved bytes (of allocated bytes where those are unknown)."""
+    """Bytes of the capacity that stay free at the maximum of reserved bytes.
+
+    Of allocated bytes where reserved bytes are unknown. Negative if the capacity is exceeded.
+    """
     reserved = memory.curve.reserved
     return capacity - (memory.peak.allocated_bytes if reserved is None else max(reserved))
 
 
 def loss_dominates(memory: Memory) -> bool:
-    """Whether the loss holds a large part of the peak."""
+    """Whether the loss holds at least a quarter of the peak."""
     return (memory.loss_bytes or 0) >= max(1, _LARGE * memory.peak.allocated_bytes)
 
 
 def one_owner_dominates(memory: Memory) -> bool:
-    """Whether one line of code holds the majority of the peak."""
+    """Whether one line of code holds at least half of the peak."""
     first = memory.holders[0] if memory.holders else None
     threshold = _MAJORITY * memory.peak.allocated_bytes
     return first is not None and first.file is not None and first.bytes >= threshold
 
 
 def _cause(memory: Memory) -> tuple[Cause, int | None]:
-    """The first cause that stands out, the most certain first."""
+    """The most certain cause that stands out, and the bytes it explains."""
     peak = memory.peak.allocated_bytes
     leak = memory.leak
     if leak.found and leak.bytes_per_step:

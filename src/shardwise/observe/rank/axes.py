@@ -1,7 +1,7 @@
-"""The axis of the mesh that a collective belongs to, where a trace shows it.
+"""The axis of the mesh that a collective belongs to, if a trace shows it.
 
 Collectives inside the computation of a block, along the tensor and context axes, are named by their
-axis: "tensor all-gather". Those of FSDP and DDP, along the other axes, have plain names.
+axis: "tensor all-gather". Collectives of FSDP and DDP, along the other axes, have plain names.
 
 On a GPU, torch writes the description of the process group, which names the axis of a device mesh.
 On a CPU, tensor parallelism issues other operations than FSDP, and each process group of Gloo has
@@ -21,7 +21,7 @@ from shardwise.observe.file.trace import Ints, Trace
 INNER = ("tensor", "context")
 # The key under which a trace holds the mesh: for each axis the size of its groups and the stride.
 MESH = "shardwise_mesh"
-# What meshes of other stacks call these axes.
+# Names that other stacks give these axes of a mesh.
 _NAMES = {"tensor": "tensor", "tp": "tensor", "context": "context", "cp": "context"}
 _DESCRIPTION = re.compile(r"\bmesh_(\w+)$")
 _ISSUED = {
@@ -34,18 +34,24 @@ _ISSUED = {
 
 
 def named_by_axis(operation: str, axis: str) -> str:
-    """The name of an operation along an axis."""
+    """Name of an operation along an axis: "tensor all-gather"; plain for an axis not in INNER."""
     return f"{axis} {operation}" if axis in INNER else operation
 
 
 def axis_of_group(text: str) -> str:
-    """The axis in the description of a process group; empty if it names none of INNER."""
+    """The axis, "tensor" or "context", that a process group's description names (mesh_tp, mesh_cp).
+
+    Empty for every other description.
+    """
     match = _DESCRIPTION.search(text)
     return _NAMES.get(match[1], "") if match else ""
 
 
 def axes_on_cpu(trace: Trace, executed: Ints, issued: Ints | None) -> list[str]:
-    """The axis of each call; empty where it is not known, and in traces without INNER axes."""
+    """The axis of each call of Gloo; empty where unknown, and in traces without INNER axes.
+
+    `executed` and `issued` are the rows of the calls and of the operations that issued them.
+    """
     if issued is None:
         return [""] * len(executed)
     known = [_ISSUED.get(trace.texts[code], "") for code in trace.name[issued].tolist()]
@@ -55,7 +61,8 @@ def axes_on_cpu(trace: Trace, executed: Ints, issued: Ints | None) -> list[str]:
     threads = trace.thread[executed].tolist()
     of_thread = {thread: axis for thread, axis in zip(threads, known, strict=True) if axis}
     if tensor:
-        # Without sequence parallelism it only reduces, as FSDP and DDP never do.
+        # Without sequence parallelism, tensor parallelism only issues functional all-reduces, which
+        # FSDP and DDP never issue.
         for row, thread in zip(_reductions(trace, issued), threads, strict=True):
             if row:
                 of_thread.setdefault(thread, "tensor")
@@ -63,7 +70,7 @@ def axes_on_cpu(trace: Trace, executed: Ints, issued: Ints | None) -> list[str]:
 
 
 def _reductions(trace: Trace, issued: Ints) -> list[bool]:
-    """Whether each operation is an all-reduce that a functional one issued."""
+    """Whether each issued operation runs inside a `_c10d_functional::all_reduce`."""
     outer = np.flatnonzero(trace.name == trace.code("_c10d_functional::all_reduce"))
     starts = np.sort(trace.start_ns[outer])
     ends = trace.end_ns[outer][np.argsort(trace.start_ns[outer], kind="stable")]
@@ -75,18 +82,18 @@ def _reductions(trace: Trace, issued: Ints) -> list[bool]:
 
 
 class Along(NamedTuple):
-    """The groups along an axis: their size, and the distance of neighbouring ranks."""
+    """The groups along an axis: ranks per group, and the distance of neighbouring ranks."""
 
     size: int
     stride: int
 
     def group_of(self, rank: int) -> int:
-        """A number that the ranks of one group share, and those of others do not."""
+        """Number of the group of a rank: equal within a group, different for other groups."""
         return rank // (self.stride * self.size) * self.stride + rank % self.stride
 
 
 def mesh_of(trace: Trace) -> dict[str, Along]:
-    """The mesh of a run, as Shardwise writes it into a trace; empty in other traces."""
+    """The groups along each axis, if Shardwise wrote its mesh into the trace; else empty."""
     told = trace.about.get(MESH)
     if not isinstance(told, dict):
         return {}
@@ -94,15 +101,16 @@ def mesh_of(trace: Trace) -> dict[str, Along]:
 
 
 def _is_along(told: object) -> bool:
+    """Whether a value is a list of two positive numbers: size and stride."""
     numbers = isinstance(told, list) and [type(n) is int and 0 < n < 2**31 for n in told]
     return numbers == [True, True]
 
 
 def along_axes(trace: Trace, axes: list[str], sizes: Ints) -> dict[str, Along]:
-    """The groups along each axis of a trace's calls.
+    """Size and stride of the groups along each axis that occurs in `axes`.
 
-    Where the mesh is not known, the ranks of a tensor group lie side by side, and no group of
-    another axis has two of them. Those without an axis are consecutive.
+    `sizes` has the group size of each call. Where the mesh is not recorded, tensor groups have
+    stride 1, and groups of other axes have the size of a tensor group as their stride.
     """
     mesh = mesh_of(trace)
     known = {axis: int(sizes[[one == axis for one in axes]].max()) for axis in set(axes) if axis}

@@ -36,15 +36,15 @@ _OPERATIONS = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Calls:
-    """A value per call, ordered by start; unknown numbers are -1."""
+    """The collectives of a rank, a value per call, ordered by start; unknown numbers are -1."""
 
     operation: list[str]
     start_ns: Ints
     end_ns: Ints
-    # When and on which thread the host issued it.
+    # When and on which thread the host issued the call.
     issued_ns: Ints
     issued_thread: Codes
-    # Bytes of the message of the whole group, and the number of ranks in it.
+    # Bytes of the full message of the group (not of one shard), and number of ranks in the group.
     moved_bytes: Ints
     group_size: Ints
     # The n-th calls of two ranks with the same key are one collective.
@@ -58,13 +58,16 @@ class Calls:
         return self.end_ns - self.start_ns
 
     def inside(self, span: tuple[int, int]) -> tuple[Bools, Ints]:
-        """Which calls run inside `span`, and for how many nanoseconds of it."""
+        """Boolean per call: whether it runs inside `span`; and its nanoseconds inside `span`."""
         start, end = np.clip(self.start_ns, *span), np.clip(self.end_ns, *span)
         return (self.start_ns < span[1]) & (self.end_ns >= span[0]), end - start
 
 
 class CollectiveTime(NamedTuple):
-    """Calls of one operation in the profiled steps; bytes and group are None where not recorded."""
+    """Calls of one operation in the profiled steps.
+
+    Bytes and group size are None where they are not recorded for every call.
+    """
 
     operation: str
     calls: int
@@ -75,7 +78,10 @@ class CollectiveTime(NamedTuple):
 
     @property
     def bus_bytes_per_s(self) -> float | None:
-        """Bus bandwidth over the full duration of the calls, waiting for other ranks included."""
+        """Bus bandwidth over the full duration of the calls, waiting for other ranks included.
+
+        None where bytes or group size are unknown.
+        """
         if self.moved_bytes is None or self.group_size is None:
             return None
         return bus_bandwidth(self.operation, self.moved_bytes, self.group_size, self.total_ns)
@@ -84,7 +90,8 @@ class CollectiveTime(NamedTuple):
 def bus_bandwidth(operation: str, moved: int, group_size: int, time_ns: int) -> float | None:
     """Bus bandwidth in bytes per second, as nccl-tests define it: comparable with a link's peak.
 
-    An all-reduce moves everything twice.
+    An all-reduce moves everything twice. None for groups of one rank, and for operations other than
+    all-reduce, all-gather and reduce-scatter.
     """
     if group_size < 2 or time_ns <= 0:
         return None
@@ -96,13 +103,16 @@ def bus_bandwidth(operation: str, moved: int, group_size: int, time_ns: int) -> 
 
 
 def operation_of(text: str) -> str:
-    """Name of the collective behind the name of a kernel, an operation or its metadata."""
+    """Name of the collective that the name of a kernel, an operation or metadata refers to.
+
+    "unnamed collective" if there is none.
+    """
     matching = (op for op, pattern in _OPERATIONS.items() if pattern.search(text))
     return next(matching, "unnamed collective")
 
 
 def calls_of(trace: Trace, timeline: Timeline) -> Calls:
-    """All collectives of a trace."""
+    """All collectives of a trace: communication kernels, or the calls of Gloo in a CPU run."""
     return _on_device(trace, timeline) if on_device(trace).any() else _on_cpu(trace)
 
 
@@ -152,11 +162,15 @@ def _on_device(trace: Trace, timeline: Timeline) -> Calls:
 
 
 def _text(trace: Trace, code: int) -> str:
+    """The text of a code; empty for -1."""
     return trace.texts[code] if code >= 0 else ""
 
 
 def _launches(trace: Trace, rows: Ints) -> tuple[Ints, Codes]:
-    """When and on which thread the host launched each device row, by correlation id."""
+    """When and on which thread the host launched each device row; -1 where not recorded.
+
+    Rows and launches are matched by correlation id.
+    """
     launch = launch_rows(trace, rows)
     known = launch >= 0
     issued = np.where(known, trace.start_ns[launch], -1)
@@ -177,7 +191,7 @@ def launch_rows(trace: Trace, rows: Ints) -> Ints:
 
 
 def _on_cpu(trace: Trace) -> Calls:
-    """Outermost events of Gloo's threads."""
+    """Calls of a CPU run, from Gloo's events and the operations that issued them."""
     found = gloo_calls(trace)
     issued = found.issued
     described = found.executed if issued is None else issued
@@ -204,7 +218,10 @@ def _on_cpu(trace: Trace) -> Calls:
 def _cpu_keys(
     trace: Trace, operations: list[str], moved: Ints, sizes: Ints, axes: list[str]
 ) -> list[str]:
-    """Keys by operation and size: a CPU trace does not name the process group."""
+    """The key of each call: operation, bytes and number of the group.
+
+    A CPU trace does not name the process group: its number is computed from axis and rank.
+    """
     world, rank = trace.world_size or 0, trace.rank or 0
     along = along_axes(trace, axes, sizes)
     keys = []

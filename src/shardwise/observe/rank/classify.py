@@ -36,7 +36,7 @@ _GROUP_ANNOTATION = re.compile(r"^(nccl|rccl|ucc|xccl):")
 
 
 def on_device(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Whether each row ran on a device; a `stream` field alone does not make it so."""
+    """Boolean per row: whether it ran on a device; a `stream` field alone is not enough."""
     return trace.in_category(*DEVICE_CATEGORIES)
 
 
@@ -79,6 +79,7 @@ def device_timeline(trace: Trace, rules: Rules | None = None) -> Timeline:
 
 
 def _kinds(trace: Trace, rows: Ints, rules: Rules) -> npt.NDArray[np.int8]:
+    """Kind of each device row, as an index into KINDS; `rules` override all other evidence."""
     compute, communication, copy = (KINDS.index(k) for k in ("compute", "communication", "copy"))
     kinds = np.full(len(rows), compute, dtype=np.int8)
     copies = np.isin(trace.category[rows], [trace.code(c) for c in COPY_CATEGORIES])
@@ -96,7 +97,7 @@ def _kinds(trace: Trace, rows: Ints, rules: Rules) -> npt.NDArray[np.int8]:
 
 
 def _annotated(trace: Trace, rows: Ints) -> npt.NDArray[np.bool_]:
-    """Whether each device row lies inside a process group's annotation on its stream."""
+    """Boolean per device row: whether it lies inside a process group's annotation on its stream."""
     found = np.zeros(len(rows), dtype=np.bool_)
     notes = np.flatnonzero(
         trace.in_category("gpu_user_annotation") & named(trace, trace.name, _GROUP_ANNOTATION)
@@ -113,7 +114,7 @@ def _annotated(trace: Trace, rows: Ints) -> npt.NDArray[np.bool_]:
 
 
 def named(trace: Trace, names: Codes, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
-    """Whether each name matches `pattern`; every distinct text is searched once."""
+    """Boolean per name: whether it matches `pattern`; every distinct text is searched once."""
     matches = np.zeros(len(trace.texts) + 1, dtype=np.bool_)
     for code in np.unique(names[names >= 0]).tolist():
         matches[code] = pattern.search(trace.texts[code]) is not None
@@ -154,5 +155,5 @@ def host_timeline(trace: Trace) -> Timeline:
 
 
 def _memory(trace: Trace, mine: Bools) -> dict[str, Ints]:
-    """Allocated bytes over time, of the device or of the CPU process."""
+    """The memory fields of a `Timeline`: time and allocated bytes of the records in `mine`."""
     return {"memory_ns": trace.memory_ns[mine], "memory_bytes": trace.memory_bytes[mine]}

@@ -15,7 +15,8 @@ from shardwise.step.intervals import Intervals, length_before
 class Exposed(NamedTuple):
     """Periods in which a collective runs and nothing computes, each assigned to one call.
 
-    Where several collectives run at once, the period belongs to the one that started last.
+    `call` is the index of the call. Where several collectives run at once, the period belongs to
+    the one that started last.
     """
 
     call: Ints
@@ -29,10 +30,10 @@ class Exposed(NamedTuple):
 
 
 def exposed_pieces(calls: Calls, compute: Intervals, span: tuple[int, int]) -> Exposed:
-    """Periods inside `span` in which collectives run and nothing computes."""
+    """Periods inside `span` in which a collective runs and nothing computes."""
     owner, start, end = _assigned(calls)
     start, end = np.clip(start, *span), np.clip(end, *span)
-    # Split the periods where compute starts or ends, and keep those outside it.
+    # Split the periods where compute starts or ends, and keep the parts without compute.
     edges = np.concatenate([compute.start, compute.end])
     edges.sort()
     first = np.searchsorted(edges, start, side="right")
@@ -45,13 +46,16 @@ def exposed_pieces(calls: Calls, compute: Intervals, span: tuple[int, int]) -> E
     begin = np.where(number == 0, start[index], edges[edge - 1] if len(edges) else 0)
     stop = np.where(last, end[index], edges[np.minimum(edge, max(0, len(edges) - 1))]
                     if len(edges) else 0)  # fmt: skip
-    # After an even number of edges the time lies between two compute intervals.
+    # After an even number of edges, no compute interval is open.
     kept = (edge % 2 == 0) & (stop > begin)
     return Exposed(owner[index[kept]], begin[kept], stop[kept])
 
 
 def _assigned(calls: Calls) -> tuple[Ints, Ints, Ints]:
-    """Periods in which a collective runs, each assigned to the one that started last."""
+    """Disjoint periods in which a collective runs: index of its call, start and end.
+
+    Where several collectives run at once, the period belongs to the one that started last.
+    """
     owner: list[int] = []
     begin: list[int] = []
     stop: list[int] = []
@@ -60,6 +64,7 @@ def _assigned(calls: Calls) -> tuple[Ints, Ints, Ints]:
     now = 0
 
     def advance(limit: int) -> None:
+        """Record the periods from `now` to `limit`."""
         nonlocal now
         while running and now < limit:
             index = -running[0][1]
@@ -84,7 +89,10 @@ def _assigned(calls: Calls) -> tuple[Ints, Ints, Ints]:
 
 
 def overlappable_before(calls: Calls, compute: Intervals) -> Ints:
-    """Compute right before each call while no collective ran: it could have hidden the call."""
+    """Nanoseconds of compute right before each call that could have hidden the call.
+
+    No other collective ran during this compute.
+    """
     if not len(calls):
         return np.empty(0, dtype=np.int64)
     last_end = np.maximum.accumulate(calls.end_ns)

@@ -15,7 +15,10 @@ from shardwise.observe.file.trace import Codes, Ints
 
 
 class Pieces(NamedTuple):
-    """Disjoint periods of threads: the innermost event, start, end, thread and inherited kind."""
+    """Disjoint periods of threads; `owner` is the index of the innermost event of the period.
+
+    `kind` is inherited from an event around the period, -1 if there is none.
+    """
 
     owner: Ints
     start: Ints

@@ -55,9 +55,9 @@ class GlooCalls(NamedTuple):
 def gloo_calls(trace: Trace) -> GlooCalls:
     """Match Gloo's events with the torch.distributed operations that issued them.
 
-    Gloo executes a reduce-scatter as an all-reduce: only the issuing operation names it. A trace
-    links the two by size and order alone, and order is not enough: an asynchronous call may be
-    executed after one that was issued later.
+    Gloo executes a reduce-scatter as an all-reduce: only the issuing operation has the right name.
+    A trace links the two by size and order alone, and order is not enough: an asynchronous call may
+    be executed after a call that was issued later.
     """
     executed, issued = _rows_named(trace, _BACKENDS), _rows_named(trace, ("c10d::",))
     if len(issued) != len(executed):
@@ -74,7 +74,7 @@ def gloo_calls(trace: Trace) -> GlooCalls:
             issued_by[candidates.popleft()] = row
         else:
             without_match.append(row)
-    # What no size matches is matched by order.
+    # Calls that no size matches are matched by order.
     left = [index for index in range(len(executed)) if index not in issued_by]
     issued_by.update(zip(left, without_match, strict=True))
     ordered = [issued_by[index] for index in range(len(executed))]
@@ -89,14 +89,21 @@ def _rows_named(trace: Trace, starts: tuple[str, ...]) -> Ints:
 
 
 class Message(NamedTuple):
-    """Bytes of the message of the whole group, and ranks in the group; -1 where unknown."""
+    """Bytes of the full message of a group (not of one shard), and its ranks; -1 if unknown."""
 
     size: int
     group_size: int
 
 
 def message(trace: Trace, executed: int, issued: int | None, operation: str) -> Message:
-    """Size of a call's message, from the shapes that the profiler recorded."""
+    """Bytes of a call's full message and the ranks of its group; -1 for what is unknown.
+
+    Both follow from the shapes that the profiler recorded. The full message is the gathered tensor
+    of an all-gather, the input of a reduce-scatter. Shapes do not show the group of an all-reduce.
+
+    `executed` is the row of Gloo's event, `issued` the row of the issuing operation (None if it is
+    not known).
+    """
     world = trace.world_size or -1
     sent = _elements(trace, executed)
     width = _width(trace, executed)
@@ -117,6 +124,7 @@ def message(trace: Trace, executed: int, issued: int | None, operation: str) -> 
 
 
 def _elements(trace: Trace, row: int, argument: int = 0) -> int:
+    """Number of elements of one input of an operation; -1 where its shape is not recorded."""
     try:
         dims = msgspec.json.decode(trace.shapes[row])[argument]
         while dims and isinstance(dims[0], list):  # a list of tensors has one member
@@ -127,7 +135,7 @@ def _elements(trace: Trace, row: int, argument: int = 0) -> int:
 
 
 def _dimension(trace: Trace, row: int) -> int:
-    """The first dimension of the first argument."""
+    """First dimension of the first input of an operation; -1 where it is not recorded."""
     try:
         return int(msgspec.json.decode(trace.shapes[row])[0][0])
     except (KeyError, IndexError, TypeError, ValueError, msgspec.DecodeError):
@@ -135,6 +143,7 @@ def _dimension(trace: Trace, row: int) -> int:
 
 
 def _width(trace: Trace, row: int) -> int:
+    """Bytes per element of the first input of an operation; -1 where unknown."""
     try:
         return width_of(msgspec.json.decode(trace.types[row])[0])
     except (KeyError, IndexError, TypeError, msgspec.DecodeError):

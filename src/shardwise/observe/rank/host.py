@@ -1,4 +1,4 @@
-"""Why the device was idle, by what the host did at that time.
+"""Idle time of the device by reason: what the host did at that time.
 
 Every idle instant gets the first reason that applies: data loading, the allocator requesting memory
 from the driver, FSDP's rate limiter, a synchronisation of the host with the device, or a next
@@ -28,7 +28,8 @@ _SYNCHRONISE = re.compile(
 )
 # Operations that make the host wait for a value from the device.
 _READS_A_VALUE = ("aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero")
-# Nanoseconds: a synchronisation that ends longer before the device goes idle did not cause it.
+# Nanoseconds: a synchronisation that ended longer than this before the device became idle is not
+# the cause.
 _JUST_BEFORE = 5_000
 
 
@@ -44,6 +45,7 @@ class Idle(NamedTuple):
 
     @property
     def total_ns(self) -> int:
+        """Idle nanoseconds of all reasons."""
         return sum(self)
 
 
@@ -51,7 +53,7 @@ class Host(NamedTuple):
     """Activity of the host inside the profiled steps."""
 
     idle: Idle
-    # Time spent loading data, whether the device was idle or not; in total and by step.
+    # Nanoseconds of loading data, whether the device was idle or not: in total, and in each step.
     data_ns: int
     data_by_step: list[int]
     allocator_calls: int
@@ -63,7 +65,10 @@ class Host(NamedTuple):
 def host_of(
     trace: Trace, timeline: Timeline, span: tuple[int, int], windows: list[tuple[int, int]]
 ) -> Host:
-    """Explain the idle time inside `span`; `windows` are the profiled steps."""
+    """Idle nanoseconds inside `span` by reason, and the activity of the host.
+
+    `windows` are the profiled steps.
+    """
     begin, end = span
     full_span = Intervals(*(np.asarray([edge], dtype=np.int64) for edge in span))
     busy = union(np.clip(timeline.start_ns, begin, end), np.clip(timeline.end_ns, begin, end))
@@ -110,7 +115,7 @@ def host_of(
 def _gaps(
     trace: Trace, timeline: Timeline, idle: Intervals, waits: Ints
 ) -> tuple[Intervals, Intervals]:
-    """Idle time after a synchronisation of the host, and idle time before a late launch."""
+    """Idle periods after a synchronisation of the host, and other periods before a late launch."""
     rows = np.flatnonzero(on_device(trace))
     order = np.argsort(trace.start_ns[rows], kind="stable")
     starts = timeline.start_ns[order]
@@ -132,7 +137,10 @@ def _gaps(
 
 
 def _synchronising_operation(trace: Trace, waits: Ints) -> str:
-    """The operation that encloses most of these calls."""
+    """Operation in which most of these calls run: "aten::item" for all that read a value.
+
+    Empty if most calls run in other operations.
+    """
     codes = [trace.code(name) for name in _READS_A_VALUE]
     operations = np.flatnonzero(np.isin(trace.name, codes))
     if not len(operations) or not len(waits):

@@ -18,7 +18,7 @@ _DTYPES: dict[str, DType] = {"float": "fp32", "c10::bfloat16": "bf16", "c10::hal
 
 
 class Matmul(NamedTuple):
-    """All matmuls of one dtype."""
+    """All matmuls of one dtype inside the profiled steps."""
 
     dtype: DType
     calls: int
@@ -70,7 +70,11 @@ def _work(trace: Trace, row: int) -> tuple[DType, float] | None:
 
 
 def _times(trace: Trace, timeline: Timeline, rows: Ints, span: tuple[int, int]) -> Ints:
-    """Nanoseconds of each operation inside `span`: of its kernels, or on a CPU of itself."""
+    """Nanoseconds of each matmul of `rows` within `span`; 0 without any.
+
+    On a GPU the sum of its compute kernels that start in the span, whenever they were launched; on
+    a CPU the duration of the operation if it starts in the span.
+    """
     inside = (trace.start_ns >= span[0]) & (trace.start_ns < span[1])
     if not on_device(trace).any():
         return np.where(inside[rows], trace.end_ns[rows] - trace.start_ns[rows], 0)
@@ -79,7 +83,7 @@ def _times(trace: Trace, timeline: Timeline, rows: Ints, span: tuple[int, int]) 
     usable = (launch >= 0) & timeline.of_kind("compute") & inside[kernels]
     kernels, launch = kernels[usable], launch[usable]
     index = np.searchsorted(trace.start_ns[rows], trace.start_ns[launch], side="right") - 1
-    # Matmuls do not nest: a launch can only lie in the one that started last.
+    # Matmuls do not nest: a launch can only belong to the matmul that started last.
     owner = rows[np.maximum(index, 0)]
     mine = (index >= 0) & (trace.start_ns[launch] < trace.end_ns[owner])
     mine &= trace.thread[launch] == trace.thread[owner]

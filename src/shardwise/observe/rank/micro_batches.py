@@ -1,4 +1,4 @@
-"""Micro-batches by kind: those that reduce gradients, and those that only accumulate them."""
+"""Micro-batches of two kinds: those that reduce gradients, and those that only accumulate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REDUCING = ("reduce-scatter", "all-reduce")
 
 
 class MicroBatches(NamedTuple):
-    """All micro-batches of one kind in the trace."""
+    """All micro-batches of one kind in the trace: their number, calls and nanoseconds."""
 
     reduces: bool
     number: int
@@ -32,7 +32,10 @@ class MicroBatches(NamedTuple):
 def micro_batches_of(
     trace: Trace, calls: Calls, exposed: Exposed, purposes: list[Purpose]
 ) -> list[MicroBatches]:
-    """Both kinds if a trace has both, else empty; calls count where they were issued."""
+    """Sums over the micro-batches of each kind; empty unless a trace has both kinds.
+
+    A call belongs to the micro-batch in which the host issued it.
+    """
     windows = _labelled(trace) or _by_root(trace, calls, purposes)
     exposed_ns = exposed.per_call(len(calls))
     gathers = np.asarray([op == "all-gather" for op in calls.operation], dtype=np.bool_)
@@ -58,6 +61,7 @@ def micro_batches_of(
 
 
 def _labelled(trace: Trace) -> list[tuple[int, int, bool]]:
+    """Start and end of each micro-batch that has a label, and whether it reduces gradients."""
     rows = np.flatnonzero(named(trace, trace.name, _LABEL) & trace.in_category("user_annotation"))
     return [
         (int(trace.start_ns[row]), int(trace.end_ns[row]),
@@ -67,7 +71,10 @@ def _labelled(trace: Trace) -> list[tuple[int, int, bool]]:
 
 
 def _by_root(trace: Trace, calls: Calls, purposes: list[Purpose]) -> list[tuple[int, int, bool]]:
-    """Windows from one forward of the root to the next, and whether gradients are reduced there."""
+    """Start and end of each micro-batch by FSDP2's annotations, and whether it reduces gradients.
+
+    A micro-batch lasts from one forward of the root unit to the next.
+    """
     starts = [
         n.start_ns for n in annotations_of(trace) if n.what == "pre_forward" and n.unit == ROOT
     ]

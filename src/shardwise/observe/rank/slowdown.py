@@ -28,7 +28,10 @@ class Slowdown(NamedTuple):
 
 
 def slowdown_of(timeline: Timeline) -> Slowdown | None:
-    """Measure the slowdown; None where no kernel ran often enough both ways."""
+    """Measure how much communication slows down kernels that run at the same time.
+
+    None where no kernel ran often enough both with and without communication.
+    """
     computing = np.flatnonzero(timeline.of_kind("compute"))
     moving = timeline.covered("communication")
     start, end = timeline.start_ns[computing], timeline.end_ns[computing]

@@ -47,14 +47,14 @@ class RankSummary(NamedTuple):
     steps: list[Breakdown]
     calls: Calls
     exposed: Exposed
-    # Per call: compute right before it, while no collective ran, that could have hidden it.
+    # Per call: nanoseconds of compute right before it that could have hidden it.
     overlappable_ns: Ints
-    # Per call: the FSDP unit it serves.
+    # Per call: the FSDP unit it was issued for, and its role there.
     purposes: list[Purpose]
     collectives: list[CollectiveTime]
     # Empty without FSDP2 annotations.
     units: list[UnitTime]
-    # Empty if all are of one kind.
+    # Empty if all micro-batches are of one kind.
     micro_batches: list[MicroBatches]
     host: Host
     matmul: Matmul | None
@@ -65,6 +65,7 @@ class RankSummary(NamedTuple):
 
     @property
     def name(self) -> str:
+        """Name for screens: "rank 3", or the name of the file if the rank is not recorded."""
         return f"rank {self.rank}" if self.rank is not None else self.path.name
 
     def per_step(self, total: float) -> float:
@@ -75,7 +76,10 @@ class RankSummary(NamedTuple):
 def summarise_rank(
     path: Path, rules: Rules | None = None, *, timeline: bool = False, cache: Path | None = None
 ) -> RankSummary:
-    """Read and summarise one trace; `timeline` keeps its timeline, `cache` is a Parquet folder."""
+    """Read and summarise one trace.
+
+    `timeline` keeps the timeline in the summary; `cache` is a folder of parsed traces.
+    """
     trace = cached_trace(path, cache)
     on_cpu = not on_device(trace).any()
     lanes = host_timeline(trace) if on_cpu else device_timeline(trace, rules)
@@ -117,6 +121,7 @@ def summarise_rank(
 
 
 def _problems(trace: Trace, timeline: Timeline, on_cpu: bool) -> list[str]:
+    """Sentences on what a trace lacks, or what could not be read or classified."""
     problems = list(trace.problems)
     world = trace.world_size
     if world is not None and world > 1 and not timeline.of_kind("communication").any():
@@ -131,7 +136,10 @@ def _problems(trace: Trace, timeline: Timeline, on_cpu: bool) -> list[str]:
 
 
 def _steps(trace: Trace, timeline: Timeline) -> list[tuple[int, int]]:
-    """Start and end of each profiled step: on the device, or on the host if that covers more."""
+    """Start and end of each profiled step, in nanoseconds; empty if no step is marked.
+
+    Marks on the device are used, or marks on the host if these cover more time.
+    """
     begin, end = timeline.window
     steps: list[tuple[int, int]] = []
     for category in ("gpu_user_annotation", "user_annotation", "Operator"):

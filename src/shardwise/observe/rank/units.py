@@ -33,7 +33,7 @@ _CPU_KINDS: tuple[Kind, ...] = ("compute", "copy")
 
 
 class Annotation(NamedTuple):
-    """One FSDP2 annotation: what was done for which unit."""
+    """One FSDP2 annotation: the action (such as `pre_forward`), its unit, thread and time."""
 
     what: str
     unit: str
@@ -53,7 +53,10 @@ NO_PURPOSE = Purpose("", "")
 
 
 class UnitTime(NamedTuple):
-    """Nanoseconds of one unit, summed over the profiled steps; `exposed`: no compute meanwhile."""
+    """Nanoseconds of one FSDP unit, summed over the profiled steps.
+
+    Exposed time has no compute at the same time. `gathers` and `scatters` are numbers of calls.
+    """
 
     unit: str
     gathers: int
@@ -110,6 +113,7 @@ def unit_times(
     work = _work_of_units(trace, timeline, annotations, span)
 
     def spent(unit: str, role: str) -> tuple[int, int, int]:
+        """Calls, nanoseconds and exposed nanoseconds of the collectives of a unit in one role."""
         mine = calls_of.get(Purpose(unit, role), [])
         return len(mine), int(durations[mine].sum()), int(exposed_ns[mine].sum())
 
@@ -138,7 +142,7 @@ def unit_times(
 
 
 class _Nesting:
-    """Annotations per thread with the index of the enclosing one, to look up a moment quickly."""
+    """Annotations of each thread with the index of their parent, to look up a moment quickly."""
 
     def __init__(self, annotations: list[Annotation]) -> None:
         self._threads: dict[int, tuple[list[int], list[Annotation], list[int]]] = {}
@@ -164,12 +168,12 @@ class _Nesting:
 
 
 def purposes_of(trace: Trace, calls: Calls) -> list[Purpose]:
-    """The unit each call was issued for, and its role there."""
+    """The unit that each call was issued for, and its role there; NO_PURPOSE where unknown."""
     nesting = _Nesting(annotations_of(trace))
     # Equal purposes share one object: there is one per call, on each of up to a thousand ranks.
     known: dict[Purpose, Purpose] = {}
     return [
-        # Tensor parallelism sums gradients of norms where FSDP reduces them.
+        # Tensor parallelism all-reduces gradients of norms inside FSDP's annotations.
         NO_PURPOSE
         if operation.startswith(INNER)
         else known.setdefault(purpose := _purpose(nesting, thread, issued), purpose)
@@ -180,6 +184,7 @@ def purposes_of(trace: Trace, calls: Calls) -> list[Purpose]:
 
 
 def _purpose(nesting: _Nesting, thread: int, issued_ns: int) -> Purpose:
+    """Unit and role of a call that a thread issued at this time, by the annotations around it."""
     enclosing = nesting.enclosing(thread, issued_ns)
     for note in enclosing:
         if note.what == "post_backward_reduce":
@@ -191,7 +196,7 @@ def _purpose(nesting: _Nesting, thread: int, issued_ns: int) -> Purpose:
 
 
 class _Window(NamedTuple):
-    """A period of the host; work is None where a period belongs to FSDP2's own bookkeeping."""
+    """A period of the host; `work` is None for FSDP2's own bookkeeping."""
 
     start_ns: int
     end_ns: int
@@ -202,9 +207,9 @@ class _Window(NamedTuple):
 def _work_of_units(
     trace: Trace, timeline: Timeline, annotations: list[Annotation], span: tuple[int, int]
 ) -> dict[tuple[str, Work], int]:
-    """Nanoseconds of compute and copies by unit, inside `span`.
+    """Nanoseconds of forward, backward and copies of each unit, inside `span`.
 
-    On a GPU the kernels launched in a unit's periods, on a CPU what ran in them.
+    On a GPU of the kernels that were launched in a unit's periods, on a CPU of what ran in them.
     """
     periods = _periods(annotations)
     if not periods:
@@ -219,7 +224,7 @@ def _work_of_units(
     start, end = np.clip(timeline.start_ns, *span), np.clip(timeline.end_ns, *span)
     launch = launch_rows(trace, rows)
     launched = np.where(launch >= 0, trace.start_ns[launch], -1)
-    # Sorted once: with hundreds of units none may scan all rows.
+    # Sorted once: with hundreds of units, scanning all rows for each would take too long.
     order = np.argsort(launched, kind="stable")
     launched = launched[order]
     compute: Bools = timeline.of_kind("compute")
@@ -235,12 +240,12 @@ def _work_of_units(
 
 
 def _clipped(one: Intervals, span: tuple[int, int]) -> Intervals:
-    """Intervals clipped to `span`; those outside become empty."""
+    """Intervals clipped to `span`; an interval outside becomes empty."""
     return Intervals(np.clip(one.start, *span), np.clip(one.end, *span))
 
 
 def _periods(annotations: list[Annotation]) -> dict[tuple[str, Work], Intervals]:
-    """Periods of the host by unit and work; nested ones are cut out of those around them."""
+    """Periods of the host by unit and work; a nested period is cut out of the one around it."""
     windows = []
     opened: dict[tuple[str, str], Annotation] = {}
     for note in annotations:

@@ -1,1 +1,1 @@
-"""Why a plan says what it says: each reason is one class, with its data, its words and its JSON."""
+"""The reasons behind a plan: each is one class, with its data, its text and its JSON."""

@@ -1,4 +1,4 @@
-"""Why this layout: what fits, what was compared with it, and where the choice changes."""
+"""Reasons for a layout: what fits, comparisons with other layouts, and crossovers."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _WHY_NOT = {
 
 @dataclass(frozen=True, kw_only=True)
 class DoesNotFit(Reason):
-    """The configuration of a layout that needs the least memory, which is more than is usable."""
+    """A layout does not fit or is at risk, even its configuration with the least memory."""
 
     kind = "does not fit"
 
@@ -94,6 +94,10 @@ class DoesNotFit(Reason):
     usable_bytes: int
 
     def words(self, blocks: int | None = None) -> str:
+        """The layout, its verdict and shortfall, then why its kind needs so much memory.
+
+        For the verdict "at risk", AT_RISK takes the place of the reason. `blocks` is not used.
+        """
         if self.verdict == "at risk":
             return f"{self._shortfall()}. {AT_RISK}"
         why = _WHY_NOT.get(self.strategy.kind)
@@ -103,7 +107,7 @@ class DoesNotFit(Reason):
         return f"{self._shortfall()}."
 
     def _shortfall(self) -> str:
-        """The layout, its verdict, and by how much it needs more than is usable."""
+        """The layout, its verdict, and by how much it exceeds the usable memory."""
         judged = VERDICTS[self.verdict].words
         short = shortfall_words(self.needed_bytes, self.usable_bytes)
         return f"{layout_words(self.strategy)} {judged}: {short}"
@@ -120,24 +124,24 @@ _DECIDED_BY = {
 
 @dataclass(frozen=True, kw_only=True)
 class Compared(Reason):
-    """The best configuration of another layout, what is different about it, and its speed."""
+    """The best configuration of another layout, how it differs, and its relative speed."""
 
     kind = "compared"
 
     difference: Difference
     strategy: Strategy
     throughput: float
-    # Whether the difference of speed is within the error of comparison.
+    # Whether the difference of speed is within the comparison error.
     too_close: bool
-    # Settings that differ from those of the chosen one.
+    # Settings that differ from those of the recommended configuration.
     differing: tuple[Setting, ...] = ()
-    # Whether it does not fit with the usual prefetch and blocks per unit.
+    # Whether this layout fits only with unusual prefetch or blocks per unit.
     fits_only_so: bool = False
-    # How often per step ZeRO-3 gathers the parameters, where that is the difference.
+    # How often per step ZeRO-3 gathers the parameters; None if that is not the difference.
     gathers: int | None = None
-    # The part of the rule that decided against it, where its speed did not.
+    # The part of the choice rule that decided against a faster layout; None for a slower one.
     decided_by: DecidedBy | None = None
-    # The memory it needs beyond that of the chosen one, where a part of the rule decided.
+    # Needed bytes minus those of the recommended configuration; None unless `decided_by` is set.
     more_bytes: float | None = None
 
     def words(self, blocks: int | None = None) -> str:
@@ -155,7 +159,7 @@ class Compared(Reason):
         return relative_words(self.throughput, self.too_close)
 
     def _difference(self) -> str:
-        """The layout and what is different about it, as the subject of a sentence."""
+        """The layout and how it differs, as the subject of a sentence."""
         layout = layout_words(self.strategy)
         if self.difference == "over all devices":
             return f"{layout} over all {self.strategy.devices} devices"
@@ -180,7 +184,7 @@ class Compared(Reason):
         return f"{'; ' if self.too_close else ', but '}{why}"
 
     def _settings(self, blocks: int | None) -> list[str]:
-        """The settings of this layout that the recommended one has not."""
+        """The settings of this layout that differ from the recommended ones, as words."""
         strategy, settings = self.strategy, []
         if "recompute" in self.differing:
             settings.append(_recompute_setting(strategy, blocks))
@@ -230,14 +234,14 @@ class Divided(Reason):
     usable_bytes: int
     # Sequences that the global batch leaves for each device, where that is less than one.
     sequences: float | None = None
-    # The best without, and its throughput; None where none fits.
+    # The best configuration without such parallelism (None if none fits), and its throughput.
     undivided: Strategy | None = None
     throughput: float = 0.0
-    # Whether that leaves less memory free than is wanted, and the chosen one does not.
+    # Whether `undivided` leaves less headroom than wanted, and the recommended one does not.
     lacks_headroom: bool = False
-    # The least that any without needs, where none fits.
+    # The least bytes needed without such parallelism; None if a configuration without it fits.
     needed_undivided_bytes: float | None = None
-    # Of the step: collectives inside blocks.
+    # Shares of the step spent in collectives inside blocks.
     tensor_share: float | None = None
     context_share: float | None = None
     # Axes whose groups have members on several nodes.
@@ -285,7 +289,7 @@ class LinkCrossover(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class Padding(Reason):
-    """The share of what devices would hold that is padding, if all of them shared one copy."""
+    """The share of padding in sharded memory, if all devices shared one copy of the states."""
 
     kind = "padding"
 

@@ -1,4 +1,4 @@
-"""What limits a plan, what would bring more, and what would make it fit."""
+"""Reasons about what limits a plan, what would be faster, and what would make it fit."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from shardwise.step.memory_words import show_memory
 from shardwise.step.profile import Bottleneck
 from shardwise.step.words import capital, parallelism_words, percent
 
-# Savings of memory below this are not worth a word.
+# Memory savings below this are not shown.
 MIN_SAVED_BYTES = 2**30 // 10
-# Smaller shares of a step are not told.
+# Smaller shares of a step are not shown.
 SEEN_SHARE = 0.01
-# A network that could be this many times slower does not matter; nobody has one that is slower.
+# Network slack above this factor is shown as "over" it.
 MOST_SLACK = 10
 
 # ---- what limits ----------------------------------------------------------------------------
@@ -26,29 +26,29 @@ MOST_SLACK = 10
 
 @dataclass(frozen=True, kw_only=True)
 class LimitedBy(Reason):
-    """What binds, and the gain from twice each bandwidth and from a quarter more memory."""
+    """What limits the plan, and the gain from twice each bandwidth and from 25 % more memory."""
 
     kind = "limited by"
 
     binding: Bottleneck
-    # "network", or what connects the devices of one node.
+    # "network", or on a single node the name of the link between its devices.
     link: str
-    # The one of both that binds, where a bandwidth does.
+    # Which of network and link limits, if a bandwidth does.
     binding_link: str
     devices: int
     waiting_share: float
-    # Gains of the chosen configuration itself.
+    # Gain of the recommended configuration, and of the fastest one with more memory.
     twice_network: float
     more_memory: float
-    # What connects the devices of one of several nodes, and the gain from twice its bandwidth.
+    # With several nodes, the link inside a node, and the gain from twice its bandwidth.
     inner_link: str = ""
     twice_link: float = 0.0
-    # What would be chosen with twice the network, and its gain; None where no other gains more.
+    # The choice with twice the network, and its gain; None if no other configuration gains more.
     with_network: Strategy | None = None
     planned_again: float = 0.0
-    # The share that would wait if messages took no longer than their bytes, where that binds.
+    # The share of the step that would wait without latency; None unless latency limits.
     waiting_without_latency: float | None = None
-    # What more memory would be used for; None where it changes nothing.
+    # The choice with more memory; None if it is the same.
     with_memory: Strategy | None = None
 
     def words(self, blocks: int | None = None) -> str:
@@ -61,7 +61,7 @@ class LimitedBy(Reason):
         return f"{limit}. {'; '.join(gains)}." if gains else f"{limit}."
 
     def brief(self, blocks: int | None = None) -> str:
-        """Without the configurations that more memory or bandwidth would allow."""
+        """The full words without the configurations that more memory or bandwidth would allow."""
         return replace(self, with_memory=None, with_network=None).words(blocks)
 
     def _limit(self) -> str:
@@ -94,14 +94,14 @@ def _gain(gain: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Slack(Reason):
-    """Usable memory that stays free, and how much slower the network could be."""
+    """Usable bytes that stay free, and how many times slower the network could be."""
 
     kind = "slack"
 
     free_bytes: float
     link: str
     devices: int
-    # The factor at which a step takes 5 % longer; None where no factor in reach does that.
+    # The factor at which a step takes 5 % longer; None if no factor that was tried has this effect.
     network_factor: float | None = None
 
     def words(self, blocks: int | None = None) -> str:
@@ -115,12 +115,15 @@ class Slack(Reason):
         )
 
 
-# ---- what would bring more ------------------------------------------------------------------
+# ---- faster options -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class RiskyAlternative(Reason):
-    """A configuration that fits if the allocator wastes little; its gain where another fits."""
+    """A configuration that fits if the allocator wastes little; `gain` is relative to the winner.
+
+    `gain` is None without a winner.
+    """
 
     kind = "risky alternative"
 
@@ -155,7 +158,7 @@ class LowPrecisionReduce(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class CompileGain(Reason):
-    """Compiling the blocks would be faster; `runs` published runs say how much."""
+    """Compiling the blocks would be faster, as fitted on `runs` published runs."""
 
     kind = "compile gain"
 
@@ -174,30 +177,30 @@ class CompileGain(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative(Reason):
-    """The same job trained in another way that fits, and its predicted speed."""
+    """A change of optimizer, adapter or offload with which the job fits, and its speed."""
 
     kind = "alternative"
 
     change: Literal["optimizer", "adapter", "offload"]
-    # As `--optimizer` or `--adapter` takes it.
+    # The value for `--optimizer` or `--adapter`.
     value: str
     strategy: Strategy
     tokens_per_s: float
     step_s: float
     needed_bytes: float
-    # Of host memory per device, where states are kept there.
+    # Host memory per device; None unless states are offloaded.
     host_bytes: float | None
-    # Relative to the recommended configuration; None where none fits.
+    # Relative to the recommended configuration; None if there is none.
     throughput: float | None
 
     @property
     def option(self) -> str:
-        """The option of `plan` that asks for it."""
+        """The command line option for this change."""
         return "--offload" if self.change == "offload" else f"--{self.change} {self.value}"
 
     @property
     def asked(self) -> str:
-        """How to ask for it: options of `plan`, and offload of `estimate`."""
+        """What to type: an option of `plan`, or for offload an `estimate` command."""
         return "shardwise estimate --offload" if self.change == "offload" else self.option
 
     def words(self, blocks: int | None = None) -> str:
@@ -223,7 +226,7 @@ class Alternative(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class ShorterFits(Reason):
-    """The longest sequence that fits, where the one asked for does not."""
+    """The longest sequence that fits, given if the requested one does not."""
 
     kind = "shorter fits"
 
@@ -259,7 +262,7 @@ class OtherParallelism(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class GradientsUnsharded(Reason):
-    """Gradients stay unsharded until the last micro-batch, and what is needed if they did not."""
+    """Gradients stay unsharded until the last micro-batch; and the memory needed otherwise."""
 
     kind = "gradients unsharded"
 

@@ -1,6 +1,7 @@
-"""What every reason of a plan has, and the words for shares and speeds.
+"""The base class of a plan's reasons, and the words for shares and speeds.
 
-Throughputs are relative to the chosen configuration: -0.1 is 10 % slower. Bytes are per device.
+Throughputs are relative to the recommended configuration: -0.1 is 10 % slower. Bytes are per
+device.
 """
 
 from __future__ import annotations
@@ -14,26 +15,26 @@ from shardwise.predict.rates import comparison_error
 from shardwise.spec.strategy import Strategy
 from shardwise.step.words import percent
 
-# Of a speed just beyond the error of comparison.
+# Most extra digits of a speed that is just beyond the comparison error.
 _MOST_DIGITS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reason(ABC):
-    """One reason. `kind` names it in JSON."""
+    """One reason of a plan. `kind` is its name in JSON."""
 
     kind: ClassVar[str]
 
     @abstractmethod
     def words(self, blocks: int | None = None) -> str:
-        """One sentence or two. `blocks` is the model's number of blocks, where it is known."""
+        """The reason in one sentence or two. `blocks` is the model's number of blocks, if known."""
 
     def brief(self, blocks: int | None = None) -> str:
-        """One sentence, where the full words take more."""
+        """The reason in one short sentence."""
         return self.words(blocks)
 
     def to_dict(self) -> dict[str, Any]:
-        """The reason as `--json` prints it; what is not known is absent."""
+        """The reason as `--json` prints it; fields that are None are absent."""
         known = {f.name: getattr(self, f.name) for f in fields(self)}
         return {
             "kind": self.kind,
@@ -42,6 +43,7 @@ class Reason(ABC):
 
 
 def _plain(name: str, value: Any) -> Any:
+    """A field's value for JSON: records as dicts, bytes rounded."""
     if isinstance(value, Strategy):
         return value.model_dump(mode="json", exclude={"within_node"})
     if isinstance(value, Layout):
@@ -50,19 +52,22 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def share_words(share: float) -> str:
-    """A share without its sign: whole percent, one decimal below 1 %."""
+    """A share as text, without its sign: in whole percent, with one decimal below 1 %."""
     size = abs(share)
     return percent(size) if size >= 0.0095 else percent(size, 1)
 
 
 def speed_words(throughput: float) -> str:
-    """A relative throughput: "12% slower", "3% faster", "as fast"."""
+    """A relative difference in throughput as text: "12% slower" for -0.12, "as fast" for 0.
+
+    Below -0.5 as a multiple: "2.5x slower" for -0.6.
+    """
     if abs(throughput) < 0.0005:
         return "as fast"
     if throughput < -0.5:
         return f"{1 / (1 + throughput):,.1f}x slower"
     size, error, digits = abs(throughput), comparison_error(), 0
-    # What is beyond the error of comparison must not read as if it were within.
+    # A speed beyond the comparison error must not be rounded to a value within it.
     while round(size, 2 + digits) <= error < size and digits < _MOST_DIGITS:
         digits += 1
     shown = percent(size, digits) if digits else share_words(size)
@@ -70,10 +75,13 @@ def speed_words(throughput: float) -> str:
 
 
 def relative_words(throughput: float, too_close: bool) -> str:
-    """The speed of one configuration against another: a figure only where it can be told."""
+    """A relative difference in throughput as text (see `speed_words`), or "too close to call"."""
     return "too close to call" if too_close else speed_words(throughput)
 
 
 def compared_words(throughput: float) -> str:
-    """The same, by the error of comparison."""
+    """A relative difference in throughput as text: "12% slower" for -0.12.
+
+    "too close to call" within the comparison error.
+    """
     return relative_words(throughput, abs(throughput) <= comparison_error())

@@ -1,4 +1,4 @@
-"""Why these settings: recompute, the loss, and the batch."""
+"""Reasons for settings: recompute, the loss, and the batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NoRecompute(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class Recomputes(Reason):
-    """The memory without recomputation, and the share of the step that recomputation takes."""
+    """Memory needed without recompute, and the share of the step that recompute takes."""
 
     kind = "recomputes"
 
@@ -52,7 +52,7 @@ class Recomputes(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkedLoss(Reason):
-    """The memory with the loss in chunks, and with the logits of all tokens at once."""
+    """Memory needed with a chunked loss, and with the logits of all tokens at once."""
 
     kind = "chunked loss"
 
@@ -71,7 +71,7 @@ class ChunkedLoss(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class RootSplit(Reason):
-    """The memory that embedding and head save by being units of their own."""
+    """Memory saved by embedding and head as separate units."""
 
     kind = "root split"
 
@@ -102,7 +102,7 @@ class StepBatch(Reason):
 
     @property
     def deviation(self) -> float:
-        """Relative to what was asked for; 0 where nothing was."""
+        """Relative deviation from the requested global batch; 0 without one."""
         return self.tokens / self.asked - 1 if self.asked else 0.0
 
     def words(self, blocks: int | None = None) -> str:
@@ -114,7 +114,7 @@ class StepBatch(Reason):
         return f"Tokens per step: {self.tokens:,} ({self._product()})."
 
     def brief(self, blocks: int | None = None) -> str:
-        """The factors are those of the configuration above it."""
+        """Without the factors, which the configuration already shows."""
         if self.asked and self.tokens != self.asked:
             return self.words(blocks)
         devices = self.data_parallel * self.inner
@@ -122,7 +122,7 @@ class StepBatch(Reason):
         return f"Batch: {self.tokens:,} tokens per step{over}."
 
     def _product(self) -> str:
-        """The factors of the tokens."""
+        """The factors of the tokens per step, as text."""
         plural = "s" if self.data_parallel > 1 else ""
         ranks = f"{self.data_parallel:,} device{plural}"
         if self.inner > 1:
@@ -138,7 +138,7 @@ class StepBatch(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatchGain(Reason):
-    """What the micro-batch gains over a smaller one."""
+    """The relative gain of the micro-batch over a smaller one."""
 
     kind = "micro batch gain"
 
@@ -153,9 +153,9 @@ class MicroBatchGain(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchCapped(Reason):
-    """Without a global batch, larger micro-batches than published runs usually have are left out.
+    """Without a global batch, micro-batches larger than in most published runs were not tried.
 
-    The limits are of a step and of a micro-batch of one device.
+    The limits are tokens per step, and tokens per micro-batch of one device.
     """
 
     kind = "batch capped"
@@ -174,7 +174,7 @@ class BatchCapped(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class LargeBatch(Reason):
-    """A step has more tokens than published runs use, or most of them where nobody asked."""
+    """A step has more tokens than published runs usually have."""
 
     kind = "large batch"
 
@@ -191,7 +191,7 @@ class LargeBatch(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class DataParallelEnds(Reason):
-    """Every device, or group, has one sequence per step: its batch cannot shrink any more."""
+    """Every device or group has one sequence per step, so data parallelism cannot grow further."""
 
     kind = "data parallel ends"
 

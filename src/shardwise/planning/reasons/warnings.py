@@ -1,4 +1,4 @@
-"""What to know before a plan is trusted, and what it was asked to find."""
+"""Warnings of a plan, and the reasons of the objectives sequence and memory."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from shardwise.step.words import capital, parallelism_words, percent
 
 @dataclass(frozen=True, kw_only=True)
 class StackLeavesOut(Reason):
-    """Parallelism that a stack is made of and that the search does not try.
+    """Parallelism that a stack has and the search does not try.
 
-    Where the best without it waits for most of its step, nothing is recommended.
+    If the best configuration without it waits for most of its step, nothing is recommended.
     """
 
     kind = "stack leaves out"
 
     parallelism: tuple[Parallelism, ...]
     recommended: bool
-    # Of the best without it.
+    # Figures of the best configuration without this parallelism.
     waiting_share: float
     mfu: float | None
     strategy: Strategy | None
@@ -47,7 +47,7 @@ class StackLeavesOut(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class BeyondPositions(Reason):
-    """The sequence is longer than the model was trained for."""
+    """The sequence is longer than the model's number of positions."""
 
     kind = "beyond positions"
 
@@ -63,7 +63,7 @@ class BeyondPositions(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class DecimalLength(Reason):
-    """The sequence length is in thousands; a multiple of 1,024 was perhaps meant."""
+    """The sequence length is a multiple of 1,000; a multiple of 1,024 may have been meant."""
 
     kind = "decimal length"
 
@@ -80,14 +80,14 @@ class DecimalLength(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class FewerDevices(Reason):
-    """The batch asked for does not divide over all devices; the plan is for so many of them."""
+    """The requested batch does not divide over all devices, so the plan uses only `devices`."""
 
     kind = "fewer devices"
 
     devices: int
     of_devices: int
     asked: int
-    # Batches next to it that divide over all devices, in tokens.
+    # The closest batches that divide over all devices, in tokens.
     neighbours: tuple[int, ...]
 
     def words(self, blocks: int | None = None) -> str:
@@ -106,7 +106,7 @@ class OnlyReplicated(Reason):
     kind = "only replicated"
 
     optimizer: Optimizer
-    # One with small states that is sharded.
+    # An optimizer with small states that can be sharded.
     instead: Optimizer
 
     def words(self, blocks: int | None = None) -> str:
@@ -119,7 +119,10 @@ class OnlyReplicated(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class UnfittedDevice(Reason):
-    """No run on such a device was fitted: times follow from its kernels, or from a related one."""
+    """Few or no runs on this device were fitted; its times follow from measured kernels.
+
+    With the evidence "relative", these are kernels of a similar device.
+    """
 
     kind = "unfitted device"
 
@@ -137,7 +140,7 @@ class UnfittedDevice(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class UnfittedExperts(Reason):
-    """No run of a mixture of experts was fitted, and routing is assumed to be even."""
+    """Few mixture-of-experts runs were fitted, and routing is assumed to be even."""
 
     kind = "unfitted experts"
 
@@ -152,7 +155,7 @@ class UnfittedExperts(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class UnquantizedExperts(Reason):
-    """The base is stored in few bits, its experts are not: they are no linear layers."""
+    """The base model is quantised but its experts are not, since they are not linear layers."""
 
     kind = "unquantized experts"
 
@@ -165,7 +168,7 @@ class UnquantizedExperts(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class NoPeerToPeer(Reason):
-    """Devices of a node reach each other through host memory: no tensor parallelism is tried."""
+    """Devices of a node copy through host memory, so tensor parallelism is not recommended."""
 
     kind = "no peer to peer"
 
@@ -181,7 +184,7 @@ class NoPeerToPeer(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class Fragile(Reason):
-    """The recommended configuration leaves less memory free than is wanted, as shares of usable."""
+    """The recommended configuration has less headroom than wanted (shares of usable memory)."""
 
     kind = "fragile"
 
@@ -203,13 +206,13 @@ class Fragile(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class LongestSequence(Reason):
-    """The longest sequence, and what keeps it from being longer."""
+    """The longest sequence length found, and what limits it."""
 
     kind = "longest sequence"
 
     tokens: int
     limited_by: Literal["memory", "input", "search"]
-    # What is wrong with a longer one, where it is not memory.
+    # Why a longer sequence is refused; None if input is not the limit.
     refused: str | None = None
     positions: int | None = None
 
@@ -225,7 +228,7 @@ class LongestSequence(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class LeastMemory(Reason):
-    """The least memory among configurations with a share of the best throughput."""
+    """The objective: least memory among configurations with a share of the best throughput."""
 
     kind = "least memory"
 

@@ -1,8 +1,8 @@
-"""Equal units in a row as one: how many of them each configuration has.
+"""Group consecutive equal units, so that their events are emitted once and repeated.
 
-A model's units repeat, and so do their events. What differs from unit to unit is the unit itself,
-what its neighbours are (whose gather it issues, whose buffer it frees), and how many of its blocks
-recompute: the first blocks of the model do, as many as the configuration says.
+Units are equal if they have the same content, the same neighbours (whose gather they issue, whose
+buffer they free), and the same number of blocks that recompute. The first blocks of the model
+recompute, as many as each configuration says.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from shardwise.units.unit import ModelUnits, Unit
 
 
 class Group(NamedTuple):
-    """Consecutive units that do the same."""
+    """Consecutive equal units, with the same events."""
 
     unit: Unit
-    # Index of the first of them, in forward order.
+    # Index of the group's first unit, in forward order.
     place: int
-    # By row: so many of the unit's blocks, the first ones, recompute everything.
+    # By row: how many of each unit's blocks, from its first, recompute everything.
     recomputed: Ints
-    # By row: so many units; None where it is one in all of them.
+    # By row: the number of units; None for exactly one in every row.
     times: Ints | None
 
 
@@ -37,7 +37,11 @@ def groups(
     reverse: bool = False,
     apart: bool = False,
 ) -> Iterator[Group]:
-    """The groups in forward order, or `reverse`; with `apart` each unit is one of its own."""
+    """The groups of a model's units, in forward order or in `reverse`.
+
+    `recomputed_blocks` is, by row, how many of the model's first blocks recompute. `neighbours`
+    gives a key of what else decides a unit's events. With `apart` each unit is its own group.
+    """
     sizes = [len(unit.blocks) for unit in units.blocks]
     starts = np.cumsum([0, *sizes])
 
@@ -53,8 +57,9 @@ def groups(
 
 
 def _by_recomputation(unit: Unit, place: int, length: int, beyond: Ints) -> list[Group]:
-    """A run of `length` units whose first `beyond` blocks recompute: whole units, one in part,
-    and the rest.
+    """Groups of `length` equal units whose first `beyond` blocks recompute (by row).
+
+    First the units that recompute fully, then the one that does in part, then the others.
     """
     size = len(unit.blocks)
     clipped = np.clip(beyond, 0, length * size)
@@ -72,10 +77,10 @@ def _by_recomputation(unit: Unit, place: int, length: int, beyond: Ints) -> list
 
 
 def neighbour(units: ModelUnits, index: int) -> Unit | None:
-    """The unit at `index`, or None beyond the first and the last."""
+    """The block unit at `index`; None if there is none."""
     return units.blocks[index] if 0 <= index < len(units.blocks) else None
 
 
 def identity(*found: Any) -> tuple[int, ...]:
-    """Units as a key: equal units are one object."""
+    """A hashable key of units or None: their object ids, since equal units share one object."""
     return tuple(id(one) for one in found)

@@ -1,12 +1,13 @@
-"""The events of whole parameters on every device: one device alone, and DDP.
+"""The events of a step with unsharded parameters: one device alone, and DDP.
 
-DDP fills buckets in the order in which the backward makes gradients and all-reduces each as soon
-as it is full; its backward ends with the last of them.
+DDP fills buckets in the order in which the backward produces gradients, and all-reduces each bucket
+as soon as it is full. Its backward ends with the last all-reduce.
 
-Autocast copies the weights of matmuls and caches the copies until the model's forward returns, so
-during it those of all blocks so far are alive, whether they recompute or not. After it only those
-are left that autograd has saved: of blocks that do not recompute, and of the one whose backward
-runs, which has copied its weights again if it recomputes. Copies of frozen weights are not cached.
+Autocast copies the weights of matmuls and caches the copies until the model's forward returns.
+During the forward, the copies of all blocks so far are alive, whether they recompute or not. After
+the forward, only copies that autograd saved are left: those of blocks that do not recompute, and
+those of the block whose backward runs, which copies its weights again if it recomputes. Copies of
+frozen weights are not cached.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from shardwise.predict.program.placement import Placement, only
 from shardwise.predict.program.sizes import MicroBatch, Sizes
 from shardwise.units.unit import ModelUnits, Unit
 
-# A small first bucket that leaves early, then larger ones. A size that is asked for holds for all.
+# DDP's first bucket is small, so that it is reduced early; the others are larger. A requested
+# bucket size applies to all buckets.
 FIRST_BUCKET_BYTES = 2**20
 BUCKET_BYTES = 25 * 2**20
 
 
 class Buckets(NamedTuple):
-    """Elements of the buckets that are full after the head, after each block, and at the end."""
+    """Elements of each DDP bucket, by when it is full: after the head, each block unit, the end."""
 
     head: tuple[int, ...]
     blocks: tuple[tuple[int, ...], ...]
@@ -38,12 +40,16 @@ class Buckets(NamedTuple):
 
     @property
     def number(self) -> int:
+        """Number of all buckets."""
         return len(self.head) + sum(len(found) for found in self.blocks) + len(self.end)
 
 
 @lru_cache(maxsize=256)
 def ddp_buckets(units: ModelUnits, itemsize: int, cap_bytes: float = 0.0) -> Buckets:
-    """Walk the gradients in the order the backward makes them."""
+    """The buckets that DDP forms from a model's gradients, in the backward's order.
+
+    `itemsize` is bytes per gradient element, `cap_bytes` the bucket size; 0 for torch's default.
+    """
     first, others = (cap_bytes, cap_bytes) if cap_bytes else (FIRST_BUCKET_BYTES, BUCKET_BYTES)
     filled, number = 0, 0
 
@@ -66,7 +72,11 @@ def ddp_buckets(units: ModelUnits, itemsize: int, cap_bytes: float = 0.0) -> Buc
 
 
 class Replicated(Placement):
-    """Rows agree on everything that shapes buckets: dtype, bucket size, whether DDP is used."""
+    """Unsharded parameters on every device, with DDP or on one device.
+
+    All rows have the same settings that decide the buckets: dtype, bucket size, and whether DDP is
+    used.
+    """
 
     def __init__(self, sizes: Sizes, *, waits: bool = False) -> None:
         super().__init__(sizes, waits=waits)
@@ -76,7 +86,7 @@ class Replicated(Placement):
         self.reduced_bytes = c.master_bytes
         self.mixed = c.param_bytes != c.master_bytes
         self.narrow = int(c.param_bytes[0])
-        # A chunk's gradient is made in the compute dtype and then cast.
+        # A chunk's gradient is computed in the compute dtype and then cast.
         self.head_gradient_bytes = c.master_bytes
         self.chunk_gradient_bytes = c.master_bytes + c.param_bytes * self.mixed
         self.buckets = ddp_buckets(self.units, self.itemsize, float(c.bucket_bytes[0]))
@@ -93,32 +103,36 @@ class Replicated(Placement):
             yield Alloc("gradients", self.s.gradient_bytes)
 
     def gradients_dropped(self) -> Iterator[Event]:
-        """DDP keeps its buckets."""
+        """Free the gradients after the optimizer step; DDP keeps its buckets."""
         if not self.ddp:
             yield from super().gradients_dropped()
 
     # ---- autocast's copies ----------------------------------------------------------------------
 
     def copied(self, elements: float | Floats) -> Floats:
+        """Bytes of autocast's copies of so many weights; 0 without mixed precision."""
         return np.where(self.mixed, elements * self.c.param_bytes, 0.0)
 
     @property
     def _head_copies(self) -> Floats:
-        """Of what a matmul of the root reads: all but tables that only the embedding uses."""
+        """Bytes of autocast's copies of the head's weights, including a tied table."""
         read = [p for p in self.units.root.parameters if p.after_blocks]
         if self.units.tied:
             read.append(max(self.units.root.parameters, key=lambda p: p.numel))
         return self.copied(float(Unit(name="head", parameters=tuple(read)).wide_numel(self.narrow)))
 
     def copies_of(self, block: Unit, again: Bools) -> Floats:
-        """What is alive of a block's copies after its forward: cached, or saved by autograd."""
+        """Bytes of a block's copies alive after its forward: cached, or saved by autograd.
+
+        `again` is true for rows whose backward copies the weights again.
+        """
         saves = block.stage.kept["none"].activation_bytes > 0
         saved = block.wide_numel(self.narrow) if saves else block.trained_numel
-        # Not as integers: those of a browser have 32 bits, too few for the largest blocks.
+        # As floats: integers have 32 bits in a browser, too few for the largest blocks.
         return self.copied(np.where(again, float(block.trained_numel), float(saved)))
 
     def _copies_again(self, number: int, recomputed: Ints) -> Bools:
-        """Whether the backward of a unit's block has to copy its weights again."""
+        """Rows in which the backward of a unit's block `number` copies its weights again."""
         return (recomputed > number) | self.c.selective
 
     # ---- forward --------------------------------------------------------------------------------
@@ -138,7 +152,7 @@ class Replicated(Placement):
         yield Alloc("unsharded_parameters", self._head_copies)
 
     def model_returned(self, m: MicroBatch) -> Iterator[Event]:
-        """Autocast's cache is gone; autograd keeps the copies it has saved."""
+        """Free autocast's cache; autograd keeps the copies it has saved."""
         dropped = np.zeros(self.rows)
         for number, block in enumerate(self.units.single_blocks):
             again = self._copies_again(number, self.s.recomputed)
@@ -187,6 +201,7 @@ class Replicated(Placement):
     def _moments(
         self, m: MicroBatch, unit: Unit, block: Unit, again: Bools, made_before: float
     ) -> Iterator[Event]:
+        """The moments of a block's backward; `made_before` gradient elements exist before it."""
         unread = self.s.unread(block.stage, again)
         for moment in block.stage.backward:
             made = moment.gradient_elements + made_before
@@ -203,12 +218,12 @@ class Replicated(Placement):
     def last_backward(self, m: MicroBatch) -> Iterator[Event]:
         yield from self.exchanged(ROOT, (self.units.lookup.backward, 1))
         table = self.s.tied
-        # Autocast leaves the embedding alone: its gradient, and the sum of a tied table's two, are
-        # of the master dtype.
+        # Autocast does not apply to the embedding: its gradient, and the sum of the two gradients
+        # of a tied table, have the master dtype.
         added = self.units.embedding_gradient_elements if table == 0 else 2.0 * table
         fresh = np.where(self._added_in_place(m), added, 2.0 * table) * float(self.itemsize)
         if self.units.whole_table:
-            # The gradient of the whole table is dropped before a tied one's two are added.
+            # The full table's gradient is freed before the two gradients of a tied table are added.
             fresh = fresh + (self.units.whole_table - table) * float(self.itemsize)
         yield Alloc(
             "gradients", self._made(m, self.units.root.trained_numel - self.s.head_elements)
@@ -223,7 +238,12 @@ class Replicated(Placement):
     # ---- gradients ------------------------------------------------------------------------------
 
     def _all_reduce(self, m: MicroBatch, index: int, full: tuple[int, ...]) -> Iterator[Event]:
-        """The buckets that are full now, one after the other."""
+        """One event for the all-reduces of the buckets that are full after unit `index`.
+
+        `full` has the number of elements of each bucket. The event is for the rows with several
+        replicas that reduce gradients in this micro-batch; nothing if there are none, or without
+        DDP.
+        """
         across = self.c.replicate > 1
         rows = across if m.final else across & self.c.replicate_sync_every
         if not full or not self.ddp or not rows.any():
@@ -241,23 +261,28 @@ class Replicated(Placement):
         )
 
     def _made(self, m: MicroBatch, elements: float) -> Floats:
-        """Bytes of gradients that did not exist before; DDP keeps them all at all times."""
+        """Bytes that `elements` new gradient elements allocate.
+
+        0 with DDP, whose buckets always exist, and after the first micro-batch.
+        """
         fresh = 0.0 if self.ddp or not m.first else elements
         return np.asarray(fresh * self.c.master_bytes, dtype=float)
 
     def _added_in_place(self, m: MicroBatch) -> Bools:
-        """Whether a new gradient is added to one that is there, instead of taking its place."""
+        """Rows in which a new gradient is added to an existing one instead of becoming `.grad`."""
         in_place: Bools = self.mixed | (self.ddp or not m.first)
         return in_place
 
     def _new_gradients(self, m: MicroBatch, unit: Unit, made: float) -> Floats:
-        """A matmul under autocast makes its weight's gradient in the compute dtype. Its copy of
-        the weight is dropped, the gradient cast, and the cast one added to that which is there.
+        """Bytes of temporary gradients of `unit`, of which `made` elements have been computed.
+
+        Under autocast, a matmul computes its weight's gradient in the compute dtype. The copy of
+        the weight is freed, the gradient is cast, and the cast is added to the existing gradient.
         """
         cast = self.mixed & (self.ddp or not m.first)
         itemsize = np.where(cast, self.c.master_bytes, self.c.param_bytes)
         return np.where(self._added_in_place(m), min(unit.largest_gradient, made) * itemsize, 0.0)
 
     def _head_gradients(self, m: MicroBatch) -> Floats:
-        """Of a tied table autograd holds the head's gradient until it has the embedding's."""
+        """Bytes of a tied table's gradient from the head, held until the embedding's backward."""
         return np.where(self._added_in_place(m), self.s.tied, 0.0) * self.c.master_bytes

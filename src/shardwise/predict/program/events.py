@@ -1,8 +1,9 @@
 """The events of a step: what a device runs, waits for and holds, in the order it is issued.
 
 A program is a sequence of events. Every amount of memory or traffic is a column: one number for
-each configuration that shares the program. Seconds are not in it: events name their cost, and
-prices say what that is on some hardware. Four readers read it: memory, traffic, time and replay.
+each configuration (row) that shares the program. Events hold no seconds: they name a cost, and
+`Prices` gives its seconds on given hardware. Four modules read programs: memory, traffic, time and
+replay.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ ROOT = -1
 
 
 class Message(NamedTuple):
-    """What a collective moves: the whole group's message, padding included."""
+    """Bytes and calls of a collective: the full group's message, padding included."""
 
     axis: str
     bytes: Ints
@@ -53,7 +54,7 @@ class Message(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a reader of time asks the prices for: a piece of the step, by name, of these things."""
+    """The cost of an event: the name of a method of `Prices`, and its arguments."""
 
     piece: str
     of: tuple[Any, ...] = ()
@@ -63,11 +64,12 @@ NOTHING = Cost("nothing")
 
 
 class Run(NamedTuple):
-    """Something that takes time on a stream, from when everything named in `after` is done.
+    """Work that takes time on a stream and starts when everything named in `after` is done.
 
-    `after` names streams (all that was issued on them so far) and marks. `give` puts the end into a
-    queue and `take` waits for the first in it; `mark` remembers the end of the last of its kind.
-    Compute is slowed by what runs on the streams in `beside`. Rows not in `only` do nothing.
+    `after` names streams (everything issued on them so far) and marks. `give` appends the end time
+    to a queue; `take` removes the first time of a queue and waits for that. `mark` is a name under
+    which the end time is stored. Work overlapped by the streams in `beside` is slowed. Only the
+    rows in `only` do the work; None stands for all rows.
     """
 
     stream: str
@@ -85,40 +87,40 @@ class Run(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """A stream goes on only when others, and marks, have come this far."""
+    """A stream waits for everything issued so far on other streams, and for marks."""
 
     stream: str
     after: tuple[str, ...]
 
 
 class Alloc(NamedTuple):
-    """Memory that stays until it is freed; a negative size frees."""
+    """Bytes of a memory term that stay allocated; a negative size frees memory."""
 
     term: str
     bytes: Floats
 
 
 class Instant(NamedTuple):
-    """A moment at which memory may be largest: what is alive, and for this moment `also`."""
+    """A moment at which memory may peak: everything allocated, plus `also` for this moment only."""
 
     also: tuple[Alloc, ...] = ()
 
 
 class Phase(NamedTuple):
-    """The part of the step that begins here, for a reader's table."""
+    """Start of a phase of the step, one of PHASES."""
 
     name: str
 
 
 class Repeat(NamedTuple):
-    """Events that follow one another so many `times`; not at all in a row where that is 0."""
+    """A body of events that is repeated `times` times, by row; 0 skips it in that row."""
 
     body: tuple[Event, ...]
     times: Ints
 
 
 def where(rows: Bools, body: Iterable[Event]) -> Iterator[Event]:
-    """Events of some rows only."""
+    """Events that happen only in some rows, given by a mask."""
     if rows.all():
         yield from body
     elif rows.any():
@@ -130,7 +132,7 @@ Program = Sequence[Event]
 
 
 def timed(program: Program) -> Program:
-    """The events that take time or wait."""
+    """The program without memory events: only Run, Wait and Repeat."""
     return tuple(
         Repeat(tuple(timed(event.body)), event.times) if type(event) is Repeat else event
         for event in program
@@ -139,7 +141,7 @@ def timed(program: Program) -> Program:
 
 
 def structure(program: Program) -> tuple[object, ...]:
-    """What programs must have in common to be joined: all but columns and the place of units."""
+    """A key that programs must share to be joined: all but columns, costs and unit indices."""
     return tuple(_structure(event) for event in program)
 
 
@@ -157,12 +159,12 @@ def _structure(event: Event) -> object:
 
 
 def join(programs: Sequence[Program]) -> Program:
-    """Programs of one structure as one, the rows of each after those of the one before."""
+    """Concatenate programs of the same structure into one program with all their rows."""
     return tuple(_joined(events) for events in zip(*programs, strict=True))
 
 
 def _joined(values: tuple[Any, ...]) -> Any:
-    """Columns are put one after the other, in whatever holds them; the rest is the same in all."""
+    """One event of several programs as one, its columns concatenated; the rest is the first's."""
     first = values[0]
     if isinstance(first, np.ndarray):
         return np.concatenate(values)

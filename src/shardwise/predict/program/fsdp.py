@@ -1,15 +1,16 @@
 """The events of `fully_shard`, as torch 2.13 issues them.
 
-- Forward gathers a unit into a flat buffer, copies it out, and drops the buffer only when the next
-  unit has been copied out. The next unit's gather is issued when this one has been copied out
-  (earlier with forward_prefetch). The root comes first and is kept until the end of the backward.
-- Backward gathers the next unit while it works on this one; a finished unit's gradients are copied
-  into a reduce-scatter input, of which one is in flight. Gathers and reduce-scatters share one
-  communicator and run in the order they were issued.
-- Hybrid sharding all-reduces what was scattered on a stream beside the rest.
+- The forward all-gathers a unit into a flat buffer, copies the parameters out, and frees the buffer
+  when the next unit has been copied out. The next unit's all-gather is issued when this unit has
+  been copied out (earlier with forward_prefetch). The root comes first and is kept until the end of
+  the backward.
+- The backward all-gathers the next unit during the compute of this one. A finished unit's gradients
+  are copied into a reduce-scatter input, of which one is in flight. All-gathers and reduce-scatters
+  share one communicator and run in the order they were issued.
+- Hybrid sharding all-reduces the reduce-scattered gradients on a separate stream.
 - The root's gradients (head first, embedding last) are reduced when everything else is done.
-- Split, the embedding is a unit that is gathered for the forward only. The head is gathered after
-  the last block and kept until its backward, whose gradients are reduced at once.
+- With a split root, the embedding is a unit that is gathered for the forward only. The head is
+  gathered after the last block and kept until its backward; its gradients are reduced at once.
 - With Gloo, hooks wait for every collective.
 """
 
@@ -30,8 +31,10 @@ from shardwise.units.unit import Unit
 
 
 class Fsdp(Placement):
-    """Parameters sharded over `shard` devices. Rows agree on what decides the order of events:
-    prefetch, whether an integer reshard is set, and whether there is anything to shard over.
+    """Parameters sharded over `shard` devices with `fully_shard`.
+
+    All rows agree on what decides the order of events: prefetch, whether an integer reshard is set,
+    and whether there is more than one device to shard over.
     """
 
     def __init__(self, sizes: Sizes, *, waits: bool = False, scatter_stream: str = "shard") -> None:
@@ -41,7 +44,7 @@ class Fsdp(Placement):
         self.scatter_stream = scatter_stream
         if scatter_stream != "shard":
             self.beside = ("shard", scatter_stream, "replicate")
-        # Nothing to gather or scatter on one device, unless shards come from the host.
+        # One device has nothing to gather or scatter, unless its shards are offloaded to the host.
         self.alone = bool(c.shard[0] == 1)
         self.moves: Bools = c.offload if self.alone else self.every
         self.integer = bool(c.reshard_group[0] > 0)
@@ -50,32 +53,38 @@ class Fsdp(Placement):
         if not c.split_root[0]:
             nothing = Unit(name="nothing", parameters=())
             self.embedding, self.head, self.root = nothing, nothing, self.units.root
-        # Gradients stay whole from micro-batch to micro-batch, in the reduce dtype.
+        # Rows that accumulate unsharded gradients across micro-batches, in the reduce dtype.
         self.sums_whole = (c.accumulate > 1) & ~c.shard_sync_every
         self.reduced_bytes = np.where(self.sums_whole, c.reduce_bytes, c.param_bytes)
-        # Of an element of a sharded gradient between two micro-batches.
+        # Bytes per element of a sharded gradient between two micro-batches.
         every = c.replicate_sync_every | (c.replicate == 1)
         self.between_bytes = np.where(every, c.master_bytes, c.reduce_bytes)
 
-    # ---- which rows do what in a micro-batch ------------------------------------------------
+    # ---- masks: which rows gather, scatter, reduce or reshard in a micro-batch ---------------
 
     def gathers(self, m: MicroBatch) -> Bools:
-        """Whether the forward gathers; otherwise the micro-batch before left all gathered."""
+        """Rows whose forward gathers; in others, all units are still gathered."""
         return self.every if m.first else self.c.reshard_backward
 
     def scatters(self, m: MicroBatch) -> Bools:
+        """Rows that reduce-scatter gradients in a micro-batch."""
         return self.every if m.final else self.c.shard_sync_every
 
     def reduces(self, m: MicroBatch) -> Bools:
+        """Rows that all-reduce sharded gradients across replicas in a micro-batch."""
         across = self.c.replicate > 1
         return across if m.final else across & self.c.replicate_sync_every
 
     def reshards(self, m: MicroBatch) -> Bools:
-        """Whether a unit is resharded when its backward is over."""
+        """Rows in which a unit is resharded after its backward."""
         return self.every if m.final else self.c.reshard_backward
 
     def forward_neighbours(self, index: int) -> tuple[int, ...]:
-        """Units that end a queue are never joined: each leaves one gather fewer in it."""
+        """A key of the neighbours that decide the forward events of the unit at `index`.
+
+        Units without a unit to prefetch get a key of their own: each leaves one gather fewer in the
+        queue.
+        """
         ahead = neighbour(self.units, index + 1 + self.forward_prefetch)
         key = identity(neighbour(self.units, index - 1), ahead)
         return key if ahead else (*key, index)
@@ -88,7 +97,7 @@ class Fsdp(Placement):
         return (*key, *ends) if ahead[-1] else (*key, *ends, index)
 
     def has_backward(self, index: int) -> bool:
-        """Whether gradients are needed in a unit: it, or what comes before it, is trained."""
+        """Whether the unit at `index` has a backward: it or something before it is trained."""
         return index >= self._first_trained
 
     @cached_property
@@ -97,29 +106,31 @@ class Fsdp(Placement):
 
     @cached_property
     def _first_trained(self) -> int:
+        """Index of the first unit with a backward; the number of units if none has one."""
         if self._embedding_trained:
             return 0
         blocks = self.units.blocks
         return next((i for i, unit in enumerate(blocks) if unit.trained), len(blocks))
 
     def _scattered_before(self, index: int) -> Unit | None:
-        """The unit whose reduce-scatter comes before that of `index`, if there is one."""
+        """The unit whose reduce-scatter comes before that of `index`; None if it is the first."""
         later = (*self.units.blocks[index + 1 :], self.head)
         return next((unit for unit in later if unit.trained), None)
 
     # ---- bytes --------------------------------------------------------------------------------
 
     def gathered(self, unit: Unit) -> Floats:
+        """Bytes of a unit's gathered parameters."""
         if id(unit) not in self._gathered:
             self._gathered[id(unit)] = self.s.gathered_bytes(unit)
         return self._gathered[id(unit)]
 
     def buffer(self, unit: Unit | None) -> Floats:
-        """The flat buffer a unit is gathered into."""
+        """Bytes of the flat buffer a unit is gathered into; 0 on one device or without a unit."""
         return np.zeros(self.rows) if unit is None or self.alone else self.gathered(unit)
 
     def smaller_shard(self, unit: Unit) -> Floats:
-        """An integer reshard keeps a larger shard of each unit between forward and backward."""
+        """Bytes of the shard that an integer reshard keeps between forward and backward."""
         return self.gathered(unit) / self.c.reshard_group
 
     # ---- forward ------------------------------------------------------------------------------
@@ -137,7 +148,7 @@ class Fsdp(Placement):
                 yield from self._gather(self.units.blocks[index], index, gathers)
 
     def _look_up(self, m: MicroBatch) -> Iterator[Event]:
-        """The embedding's own unit: gathered for each forward, unless it stays gathered."""
+        """The events of the embedding, if it is its own unit: gather, look up, reshard."""
         unit, gathers = self.embedding, self._looked_up(m)
         if not unit.parameters:
             return
@@ -149,6 +160,7 @@ class Fsdp(Placement):
         yield Alloc("unsharded_parameters", -self.gathered(unit) * self.c.reshard_forward)
 
     def _looked_up(self, m: MicroBatch) -> Bools:
+        """Rows that gather the embedding's own unit in a micro-batch."""
         return self.gathers(m) | self.c.reshard_forward
 
     def block_forward(self, m: MicroBatch, group: Group) -> Iterator[Event]:
@@ -163,8 +175,8 @@ class Fsdp(Placement):
         if index == len(self.units.blocks) - 1 and not self.waits:
             yield from self._gather(self.head, ROOT, gathers)
         yield Alloc("unsharded_parameters", (self.gathered(unit) + self.buffer(unit)) * gathers)
-        # Copied out while the buffer of the unit before is still there. What is not sharded along
-        # its first dimension is copied twice.
+        # Copied out while the previous unit's buffer is still allocated. Parameters that are not
+        # sharded along their first dimension are copied twice.
         again = Alloc("unsharded_parameters", self.s.rearranged(unit) * c.param_bytes * gathers)
         yield Instant((again, Alloc("activations", self.s.boundary)))
         yield self._buffer_freed(m, index)
@@ -179,7 +191,7 @@ class Fsdp(Placement):
         yield from self.exchanged_forward(group.unit, group.place)
 
     def _buffer_freed(self, m: MicroBatch, index: int) -> Event:
-        """The flat buffer of the unit before `index`, when that one has been copied out."""
+        """Free the flat buffer of the unit before `index`."""
         if index == 0 and self.embedding.parameters:
             return Alloc("unsharded_parameters", -self.buffer(self.embedding) * self._looked_up(m))
         if index == 0:
@@ -188,6 +200,10 @@ class Fsdp(Placement):
         return Alloc("unsharded_parameters", -before * self.gathers(m))
 
     def head_begins(self, m: MicroBatch) -> Iterator[Event]:
+        """Gather the head's parameters, copy them out, and free the last block's buffer.
+
+        Nothing if the head has no parameters. The all-gather is emitted here only with `waits`.
+        """
         if not self.head.parameters:
             return
         gathers = self.gathers(m)
@@ -206,6 +222,10 @@ class Fsdp(Placement):
             yield self._buffer_freed(m, len(self.units.blocks))
 
     def _gather(self, unit: Unit, index: int, rows: Bools) -> Iterator[Event]:
+        """The all-gather of a unit before its forward, in those of `rows` that move shards.
+
+        Only the collective: the callers emit the memory of the gathered parameters.
+        """
         yield from self._all_gather(unit, index, Cost("gather", (unit,)), "shard", rows)
 
     def _all_gather(
@@ -217,6 +237,7 @@ class Fsdp(Placement):
         rows: Bools,
         queue: str = "gathered",
     ) -> Iterator[Event]:
+        """An all-gather of a unit, in the rows that move shards; its end is put into `queue`."""
         rows = rows & self.moves
         if not rows.any() or not unit.parameters:
             return
@@ -227,6 +248,7 @@ class Fsdp(Placement):
         )  # fmt: skip
 
     def _copy_out(self, unit: Unit, index: int, rows: Bools) -> Iterator[Event]:
+        """The copy of a gathered unit out of its flat buffer, after its all-gather."""
         if not (rows & self.moves).any() or not unit.parameters:
             return
         cost = NOTHING if self.alone else Cost("copy_out", (unit,))
@@ -240,16 +262,17 @@ class Fsdp(Placement):
             yield from self._gather_again(last - step)
 
     def _gather_again(self, index: int) -> Iterator[Event]:
+        """The all-gather of a unit before its backward, in rows that resharded it."""
         unit = self.units.blocks[index]
         axis = "reshard" if self.integer else "shard"
         cost = Cost("gather_again", (unit,))
-        # A unit that is gathered ahead and then has no backward is gathered for nothing.
+        # A prefetched unit without a backward is gathered but never used.
         queue = "gathered" if self.has_backward(index) else ""
         yield from self._all_gather(unit, index, cost, axis, self.c.reshard_forward, queue)
 
     def head_gradients(self, m: MicroBatch, made: float) -> tuple[Alloc, ...]:
         unit = self.head if self.head.parameters else self.root
-        # The last blocks are gathered again when the loss's backward is over.
+        # The last blocks are all-gathered again after the loss's backward.
         ahead = self._buffers_ahead(len(self.units.blocks), self.prefetch) * (made > 0)
         return (
             Alloc("unsharded_gradients", self._new_gradients(m, unit, made)),
@@ -278,13 +301,13 @@ class Fsdp(Placement):
         if 0 < self.prefetch <= index:
             yield from self._gather_again(index - self.prefetch)
 
-        # Copied out of the flat buffer it was gathered into. After an integer reshard it was
-        # gathered from the unit's own larger shard, which is dropped when all is copied out.
+        # Copied out of its flat buffer. After an integer reshard the unit was gathered from its
+        # larger shard, which is freed when all parameters are copied out.
         shard = self.smaller_shard(unit) if self.integer else np.zeros(self.rows)
         yield Alloc("unsharded_parameters", self.gathered(unit) * regathers - shard)
         again = self.s.rearranged(unit) * self.c.param_bytes
         copying = (self.buffer(unit) + again) * regathers + shard
-        # Of the units gathered ahead, only the furthest is gathered after this is copied out.
+        # Of the prefetched units, only the furthest is gathered after this one is copied out.
         copying = copying + self._buffers_ahead(index, self.prefetch - 1)
         yield Instant((Alloc("unsharded_parameters", copying), boundary))
         ahead = self._buffers_ahead(index, self.prefetch)
@@ -297,14 +320,14 @@ class Fsdp(Placement):
         yield Alloc("unsharded_parameters", -resharded)
         alive: tuple[Alloc, ...] = (boundary,)
         if index == self._first_trained and not self._embedding_trained:
-            # Its input needs no gradient: it is reduced when the whole backward is over.
+            # Its input needs no gradient, so it is reduced at the end of the backward.
             alive = ()
             yield Alloc("unsharded_parameters", -self._gathered_for_nothing() * m.final)
         yield from self._reduction(m, unit, index, self._scattered_before(index), *alive)
         yield Alloc("unsharded_parameters", -ahead)
 
     def _left_alone(self, m: MicroBatch, group: Group) -> Iterator[Event]:
-        """A unit without a backward is resharded with the root, if it was not before."""
+        """Events of a unit without a backward: its activations are freed and it is resharded."""
         for number, block in enumerate(group.unit.blocks):
             yield Alloc("activations", -self.s.kept(block.stage, group.recomputed > number))
         whole = self.gathered(group.unit) * ~self.c.reshard_forward * self.reshards(m)
@@ -313,22 +336,24 @@ class Fsdp(Placement):
         yield Instant()
 
     def _buffers_ahead(self, index: int, reach: int) -> Floats:
-        """Flat buffers of the `reach` units gathered ahead of `index`: those before it."""
+        """Bytes of flat buffers of the `reach` units before `index`, prefetched in the backward."""
         first = max(index - max(0, reach), self._first_trained)
         return self._buffers(self.units.blocks[first:index])
 
     def _gathered_for_nothing(self) -> Floats:
-        """Those without a backward keep theirs to the end."""
+        """Bytes of flat buffers of units that are prefetched but have no backward to use them."""
         first = self._first_trained
         return self._buffers(self.units.blocks[max(0, first - self.prefetch) : first])
 
     def _buffers(self, units: Sequence[Unit]) -> Floats:
+        """Bytes of flat buffers of units gathered again for the backward."""
         total = np.zeros(self.rows)
         for unit in units:
             total = total + self.gathered(unit) * self.c.reshard_forward
         return total
 
     def _backward_of_blocks(self, m: MicroBatch, group: Group) -> Iterator[Event]:
+        """Memory, compute and collectives inside blocks of a unit's backward."""
         made_before = 0.0
         for number in reversed(range(len(group.unit.blocks))):
             block, again = group.unit.blocks[number], group.recomputed > number
@@ -350,8 +375,8 @@ class Fsdp(Placement):
     def last_backward(self, m: MicroBatch) -> Iterator[Event]:
         c = self.c
         yield from self.exchanged(ROOT, (self.units.lookup.backward, 1))
-        # A tied table receives the embedding's gradient beside the head's, and autograd adds the
-        # two into a third.
+        # A tied table has two gradients, of the embedding and of the head; autograd adds both into
+        # a third tensor.
         made = self.units.embedding_gradient_elements + self.s.tied
         if self.units.whole_table:
             made = self.units.whole_table + 2.0 * self.s.tied
@@ -380,11 +405,11 @@ class Fsdp(Placement):
     def _reduction(
         self, m: MicroBatch, unit: Unit, index: int, before: Unit | None, *alive: Alloc
     ) -> Iterator[Event]:
-        """A unit's gradients are copied into the reduce-scatter input, dropped, and scattered.
+        """The reduction of a unit's gradients: copied into the reduce-scatter input, then reduced.
 
-        Its parameters are resharded first. While the collective runs, the engine still refers to
-        the gradient of the unit's last parameter. `before` is the unit scattered before this one:
-        its input must have come back.
+        The unit's parameters are resharded first. During the collective, FSDP still holds the
+        gradient of the unit's last parameter. `before` is the unit scattered before this one, whose
+        reduce-scatter input is freed. `alive` is what else is alive meanwhile.
         """
         if not unit.trained:
             return
@@ -395,7 +420,7 @@ class Fsdp(Placement):
         own = size * c.param_bytes * (~self.sums_whole | m.first)
         # Gradients that are not sharded along their first dimension are copied before that.
         own = own + self.s.last_rearranged(unit) * c.param_bytes
-        # Of a whole table's gradient a part is taken now.
+        # The full table's gradient, of which this device takes its part.
         own = own + self._whole_table(unit) * np.where(
             self.sums_whole, c.reduce_bytes, c.param_bytes
         )
@@ -405,7 +430,7 @@ class Fsdp(Placement):
         yield Alloc("gradients", self._gradient_change(m, unit))
         yield Alloc("unsharded_gradients", kept)
         yield Alloc("reduce_buffers", self._all_reduce_input(m, size))
-        # Added to what earlier micro-batches left, a new shard exists beside the old one.
+        # A new shard and the one accumulated in earlier micro-batches exist at the same time.
         added = scatters & c.shard_sync_every & (not m.first)
         beside = size / c.shard * c.reduce_bytes * added
         held = self.s.held_while_scattered(unit) * c.param_bytes * scatters
@@ -414,6 +439,7 @@ class Fsdp(Placement):
         yield from self._collectives(m, unit, index)
 
     def _collectives(self, m: MicroBatch, unit: Unit, index: int) -> Iterator[Event]:
+        """The copy in, reduce-scatter and all-reduce of a unit's gradients."""
         if self.units.division.tensor > 1:
             reduced = self._reduced_inside(unit)
             yield from self.exchanged(index, (reduced, self.scatters(m)))
@@ -438,32 +464,33 @@ class Fsdp(Placement):
             )  # fmt: skip
 
     def _reduced_inside(self, unit: Unit) -> tuple[Exchange, ...]:
-        """Gradients that a tensor group sums before they are scattered: those of norms."""
+        """Exchanges in which a tensor group sums a unit's gradients of norms before the scatter."""
         if unit is self.head or (unit is self.root and not self.head.parameters):
             return self.units.root.stage.exchanges.reduced
         return unit.stage.exchanges.reduced if unit in self.units.blocks else ()
 
     def _scatter_input(self, m: MicroBatch, unit: Unit) -> Floats:
+        """Bytes of a unit's reduce-scatter input; 0 in rows that do not scatter."""
         return self.s.trained(unit) * self.c.reduce_bytes * self.scatters(m)
 
     def _accumulated(self, m: MicroBatch, unit: Unit) -> Floats:
-        """How much more of whole gradients is kept across micro-batches after this unit's turn."""
+        """Change in bytes of unsharded accumulated gradients, after this unit's reduction."""
         change = (not m.final) - (not m.first)
         elements = self.s.trained(unit) + self._beyond_own(unit)
         return elements * self.c.reduce_bytes * self.sums_whole * change
 
     def _whole_table(self, unit: Unit) -> int:
-        """Elements of the whole embedding, of whose gradient this unit takes a part."""
+        """Elements of the full embedding table if this unit takes a part of its gradient; or 0."""
         holds = unit is (self.embedding if self.embedding.parameters else self.root)
         return self.units.whole_table if holds and not self.s.tied else 0
 
     def _beyond_own(self, unit: Unit) -> float:
-        """Elements of gradients of parts that other devices hold."""
+        """Elements of the full embedding's gradient whose parameters other devices hold."""
         whole = self._whole_table(unit)
         return whole - self.units.embedding_gradient_elements if whole else 0.0
 
     def _gradient_change(self, m: MicroBatch, unit: Unit) -> Floats:
-        """How much more of sharded gradients there is after this unit's reduction."""
+        """Change in bytes of sharded gradients, after this unit's reduction; 0 with offload."""
         c = self.c
         finished = c.master_bytes if m.final else self.between_bytes
         added = finished if m.first else finished - self.between_bytes
@@ -472,10 +499,10 @@ class Fsdp(Placement):
         return self.s.trained(unit) / c.shard * itemsize * ~c.offload
 
     def _all_reduce_input(self, m: MicroBatch, elements: Floats) -> Floats:
-        """Hybrid sharding keeps what it all-reduces until the backward ends.
+        """Bytes of all-reduce input that hybrid sharding keeps until the end of the backward.
 
-        Mostly the gradients are that very memory; not if their dtype is another, or if they are
-        added to those of an earlier micro-batch.
+        Usually the gradients themselves are the input, which gives 0. A separate input exists if
+        the dtypes differ, or if the result is added to gradients of an earlier micro-batch.
         """
         c = self.c
         added = c.replicate_sync_every & (not m.first)
@@ -483,12 +510,12 @@ class Fsdp(Placement):
         return np.where(apart, elements / c.shard * c.reduce_bytes, 0.0)
 
     def _added_in_place(self, m: MicroBatch) -> Bools:
-        """Whether a new gradient is added to one that is there, instead of taking its place."""
+        """Rows in which a new gradient is added in place to an accumulated unsharded one."""
         same: Bools = self.c.param_bytes == self.c.reduce_bytes
         return same & self.sums_whole & (not m.first)
 
     def _new_gradients(self, m: MicroBatch, unit: Unit, made: float) -> Floats:
-        """Bytes of the gradients autograd has made of `unit` and not handed on."""
+        """Bytes of new unsharded gradients of `unit`, after `made` elements have been computed."""
         fresh = np.minimum(made, self.s.trained(unit))
         if not m.first:
             in_place = min(unit.largest_gradient, made)
@@ -496,10 +523,10 @@ class Fsdp(Placement):
         return fresh * self.c.param_bytes
 
     def _head_gradients(self, m: MicroBatch) -> Floats:
-        """The root's first gradients, whole until everything else is reduced.
+        """Bytes of the head's gradients, unsharded until everything else is reduced.
 
-        Gradients that are added in place need no memory of their own, unless the table is tied:
-        then autograd holds the head's gradient until it has the embedding's.
+        Gradients that are added in place need no extra memory, unless the table is tied: then
+        autograd holds the head's gradient until the embedding's is computed.
         """
         elements = np.where(self._added_in_place(m), self.s.tied, self.s.head_elements)
         return elements * self.c.param_bytes

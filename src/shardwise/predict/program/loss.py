@@ -1,8 +1,8 @@
 """The events of head and loss: the end of a micro-batch's forward, the start of its backward.
 
-Plain, the head makes logits of all tokens, and the loss lies outside the model. Chunked, both run
-inside the model's forward on one chunk of the tokens after the other, and so does their backward:
-what is left of it is a gradient of the head's input and one of its weights.
+A plain loss is computed outside the model, from the logits of all tokens. A chunked loss is
+computed inside the model's forward, together with the head and the backward of both, one chunk of
+tokens at a time. What remains are the gradients of the head's input and of its weights.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from shardwise.predict.configurations import Floats
 from shardwise.predict.program.events import ROOT, Alloc, Cost, Event, Instant, Repeat, where
 from shardwise.predict.program.placement import Placement
 from shardwise.predict.program.sizes import MicroBatch
-from shardwise.units.unit import Moment
+from shardwise.units.stage import Moment
 
 # The loss is computed in fp32 at least.
 LOSS_BYTES = 4
 
 
 def loss_forward(placed: Placement, m: MicroBatch) -> Iterator[Event]:
+    """The events of head and loss in the forward; for a chunked loss, also their backward."""
     s = placed.s
     yield from placed.head_begins(m)
     yield from where(~placed.chunked, _all_tokens(placed))
     if placed.chunked.any():
         chunk = tuple(_chunk(placed))
-        # The first makes the gradient of the head's weights, all others add to it.
+        # The first chunk allocates the gradient of the head's weights, the others add to it.
         yield from where(placed.chunked, (*chunk, _summed(placed, s.head_elements)))
         yield Repeat(chunk, (s.chunks - 1) * placed.chunked)
     yield from placed.model_returned(m)
@@ -35,6 +36,7 @@ def loss_forward(placed: Placement, m: MicroBatch) -> Iterator[Event]:
 
 
 def loss_backward(placed: Placement, m: MicroBatch) -> Iterator[Event]:
+    """The events from the start of the backward to the end of the head's backward."""
     s = placed.s
     yield from placed.backward_begins(m)
     yield from where(~placed.chunked, _all_tokens_backward(placed, m))
@@ -45,7 +47,10 @@ def loss_backward(placed: Placement, m: MicroBatch) -> Iterator[Event]:
 
 
 def _all_tokens(placed: Placement) -> Iterator[Event]:
-    """While the head runs there is no more of the logits than the head itself makes."""
+    """The head's forward with a plain loss, on all tokens at once.
+
+    While the head runs, only the logits it returns are alive, not the copies of the loss.
+    """
     c = placed.c
     made = c.param_bytes / (np.maximum(c.param_bytes, LOSS_BYTES) + LOSS_BYTES)
     yield placed.compute("forward", ROOT, Cost("forward", (placed.units.root,)))
@@ -54,12 +59,14 @@ def _all_tokens(placed: Placement) -> Iterator[Event]:
 
 
 def _logits(placed: Placement, share: float | Floats = 1.0) -> Instant:
+    """The moment at which `share` of the forward's peak of logits is alive."""
     peak, tokens = placed.units.root.stage.forward_peak, placed.s.tokens
     working = Alloc("activations", peak.activation_bytes * tokens)
     return Instant((working, Alloc("logits", peak.logit_bytes * tokens * share)))
 
 
 def _all_tokens_backward(placed: Placement, m: MicroBatch) -> Iterator[Event]:
+    """The backward of head and loss with a plain loss."""
     s = placed.s
     yield placed.compute("backward", ROOT, Cost("root_backward"))
     yield from placed.exchanged(ROOT, (placed.units.root.stage.exchanges.backward, 1))
@@ -74,6 +81,7 @@ def _all_tokens_backward(placed: Placement, m: MicroBatch) -> Iterator[Event]:
 
 
 def _chunk(placed: Placement) -> Iterator[Event]:
+    """Forward and backward of head and loss on one chunk of tokens."""
     s = placed.s
     for moment in (s.units.root.stage.forward_peak, *s.head_moments):
         made = Alloc("unsharded_gradients", moment.gradient_elements * placed.chunk_gradient_bytes)
@@ -84,13 +92,15 @@ def _chunk(placed: Placement) -> Iterator[Event]:
 
 
 def _summed(placed: Placement, elements: float) -> Alloc:
-    """The head's gradient, summed over chunks."""
+    """Allocation of the head's gradient, summed over chunks; negative `elements` free it."""
     return Alloc("unsharded_gradients", elements * placed.head_gradient_bytes)
 
 
 def _kept(placed: Placement, moment: Moment) -> Alloc:
-    """What the final norm keeps and the head's input, with a gradient as large as that; and what
-    the chunk adds.
+    """Activations alive during a chunk.
+
+    The final norm's saved tensors and the head's input, a gradient of the same size, and what the
+    chunk itself adds.
     """
     s = placed.s
     kept = s.units.root.stage.kept["none"].activation_bytes
@@ -99,4 +109,5 @@ def _kept(placed: Placement, moment: Moment) -> Alloc:
 
 
 def _of_chunk(placed: Placement, bytes_per_token: float) -> Floats:
+    """Bytes of the largest chunk of tokens."""
     return bytes_per_token * placed.s.chunk_tokens

@@ -1,4 +1,4 @@
-"""Bytes of optimizer states of each row, by the formulas of the optimizers."""
+"""Bytes of optimizer states per device of each configuration, by the optimizers' formulas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwise.units.unit import ModelUnits, Parameter, Unit
 
 
 def optimizer_state_bytes(units: ModelUnits, c: Configurations, optimizer: Optimizer) -> Floats:
-    """What the optimizer keeps on rank 0, which holds the most, for each row.
+    """Bytes of optimizer states on rank 0, which holds the most, for each configuration.
 
     Rows differ in how many devices divide a parameter, along which dimension, and in the dtype
     that is updated; each combination is computed once.
@@ -33,6 +33,7 @@ def optimizer_state_bytes(units: ModelUnits, c: Configurations, optimizer: Optim
 def _unit_bytes(
     unit: Unit, optimizer: Optimizer, shard: int, along_rows: bool, itemsize: int, units: ModelUnits
 ) -> int:
+    """Bytes of optimizer states of one unit on rank 0 of `shard` devices."""
     placed = unit.along_rows if along_rows else unit
     in_block = unit is not units.root
     return sum(
@@ -42,7 +43,7 @@ def _unit_bytes(
 
 
 def shard_of(parameter: Parameter, shard: int, in_block: bool = True) -> Shard:
-    """What `shard` devices hold of a parameter that FSDP2 divides among them."""
+    """Shape and elements per rank of a parameter that FSDP2 shards over `shard` devices."""
     if not parameter.shape:
         return Shard((), (1, 1), in_block)
     dim = parameter.sharded_dim(shard)

@@ -1,4 +1,4 @@
-"""What a placement of parameters adds to a step: base of sharded (fsdp) and replicated (ddp)."""
+"""Base class of the two parameter placements, sharded (fsdp) and replicated (ddp)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ from shardwise.predict.program.blocks import Group
 from shardwise.predict.program.events import Alloc, Cost, Event, Instant, Message, Run, Wait, Work
 from shardwise.predict.program.sizes import MicroBatch, Sizes
 from shardwise.units.division import Exchange
-from shardwise.units.unit import NOTHING, Moment, Unit
+from shardwise.units.stage import NOTHING, Moment
+from shardwise.units.unit import Unit
 
 
 class Placement:
-    """Emits what happens around head, loss and blocks, for rows that share a shape."""
+    """Emits the events of a step that depend on where parameters live.
+
+    All rows agree on what decides the order of events. Methods that return an iterator emit the
+    events of one part of a micro-batch.
+    """
 
     # Streams whose collectives slow a block's backward.
     beside: tuple[str, ...] = ("shard", "replicate")
@@ -29,34 +34,34 @@ class Placement:
         self.none: Ints = np.zeros(self.rows, dtype=np.int64)
         self._emitted: dict[tuple[object, ...], Sequence[Event]] = {}
         self.chunked: Bools = sizes.c.loss_chunks > 1
-        # Of an element of the head's gradient: summed over chunks, and of one chunk.
+        # Bytes per element of the head's gradient: summed over chunks, and of one chunk.
         self.head_gradient_bytes: Ints = sizes.c.param_bytes
         self.chunk_gradient_bytes: Ints = sizes.c.param_bytes
-        # Of an element of a gradient that a tensor group sums.
+        # Bytes per element of a gradient that a tensor group sums.
         self.reduced_bytes: Ints = sizes.c.param_bytes
 
-    # ---- what each placement says of its own ------------------------------------------------
+    # ---- abstract: emitted by each placement ------------------------------------------------
 
     def begin(self, m: MicroBatch) -> Iterator[Event]:
-        """Before the first block."""
+        """The events before the first block."""
         raise NotImplementedError
 
     def block_forward(self, m: MicroBatch, group: Group) -> Iterator[Event]:
         raise NotImplementedError
 
     def head_begins(self, m: MicroBatch) -> Iterator[Event]:
-        """After the last block."""
+        """The events after the last block and before the head."""
         raise NotImplementedError
 
     def model_returned(self, m: MicroBatch) -> Iterator[Event]:
-        """After the head: the loss lies outside the model."""
+        """The events when the model's forward returns, after the head."""
         raise NotImplementedError
 
     def backward_begins(self, m: MicroBatch) -> Iterator[Event]:
         raise NotImplementedError
 
     def head_gradients(self, m: MicroBatch, made: float) -> tuple[Alloc, ...]:
-        """What the head's backward has made, when it has made `made` elements."""
+        """Memory of the head's gradients, when its backward has computed `made` elements."""
         raise NotImplementedError
 
     def head_done(self, m: MicroBatch) -> Iterator[Event]:
@@ -66,26 +71,28 @@ class Placement:
         raise NotImplementedError
 
     def last_backward(self, m: MicroBatch) -> Iterator[Event]:
-        """The embedding's gradient, and what is left to reduce."""
+        """The events after the last block's backward: the embedding's gradient, last reductions."""
         raise NotImplementedError
 
     def forward_neighbours(self, index: int) -> tuple[int, ...]:
-        """What else decides a unit's events in the forward, as a key."""
+        """A key of what else decides the forward events of the unit at `index`."""
         return ()
 
     def backward_neighbours(self, index: int) -> tuple[int, ...]:
+        """A key of what else decides the backward events of the unit at `index`."""
         return ()
 
     # ---- in common --------------------------------------------------------------------------
 
     def resting(self) -> Iterator[Event]:
-        """What is alive at all times."""
+        """Allocate what is alive during the whole step: parameters, optimizer states, the batch."""
         here = ~self.c.offload
         yield Alloc("parameters", self.s.parameter_bytes * here)
         yield Alloc("optimizer", self.s.optimizer_bytes * here)
         yield Alloc("other", self.s.batch)
 
     def gradients_dropped(self) -> Iterator[Event]:
+        """Free the gradients after the optimizer step."""
         yield Alloc("gradients", -self.s.gradient_bytes * ~self.c.offload)
 
     def compute(
@@ -106,7 +113,7 @@ class Placement:
     def exchanged(
         self, unit: int, *passes: tuple[tuple[Exchange, ...], Ints | Bools | int]
     ) -> Iterator[Event]:
-        """Collectives inside blocks, each pass so many times; compute waits for them."""
+        """Collectives inside blocks, for which compute waits; each pass with how often it runs."""
         calls: dict[tuple[str, Work], Ints] = {}
         sizes: dict[tuple[str, Work], Floats] = {}
         for exchanges, times in passes:
@@ -128,10 +135,11 @@ class Placement:
                 yield self.copy("dispatch", unit, cost, only=only(often > 0))
 
     def exchanged_forward(self, unit: Unit, index: int) -> Iterator[Event]:
+        """Collectives inside the blocks of a unit's forward."""
         yield from self.exchanged(index, *((b.stage.exchanges.forward, 1) for b in unit.blocks))
 
     def exchanged_backward(self, group: Group) -> Iterator[Event]:
-        """With those of the forward that recomputation repeats."""
+        """Collectives inside the blocks of a unit's backward, with those recomputation repeats."""
         passes: list[tuple[tuple[Exchange, ...], Ints | Bools | int]] = []
         for number, block in enumerate(group.unit.blocks):
             again = (group.recomputed > number) | self.c.selective
@@ -139,15 +147,18 @@ class Placement:
         yield from self.exchanged(group.place, *passes)
 
     def once(self, key: tuple[object, ...], emit: Callable[[], Iterator[Event]]) -> Sequence[Event]:
-        """Events that are the same in several micro-batches."""
+        """The events of `emit`, emitted once per key and reused in later micro-batches."""
         if key not in self._emitted:
             self._emitted[key] = tuple(emit())
         return self._emitted[key]
 
     def forward_of(self, block: Unit, again: Bools) -> Iterator[Event]:
-        """A block's forward; it leaves what its backward will read."""
+        """Memory of a block's forward; it leaves the activations that the backward will read.
+
+        `again` are the rows that recompute the block.
+        """
         saving, unsaved = block.stage.forward, block.stage.forward_unsaved or block.stage.forward
-        # A block that recomputes saves nothing meanwhile.
+        # A block that recomputes saves nothing during its forward.
         dropping = again | self.c.selective
         for one, other in zip_longest(saving, unsaved, fillvalue=NOTHING):
             working = self.s.forward_working(block.stage, other, again)
@@ -160,12 +171,12 @@ class Placement:
         yield Alloc("activations", self.s.kept(block.stage, again))
 
     def dequantised(self, block: Unit, moment: Moment) -> tuple[Alloc, ...]:
-        """What a quantised matrix takes beside itself, while it is used."""
+        """Memory of the dequantised copy of a quantised matrix, while the copy is used."""
         if moment.copied is None:
             return ()
         return (Alloc("unsharded_parameters", self.s.copied(block, moment)),)
 
 
 def only(rows: Bools) -> Bools | None:
-    """A mask for `Run.only`: None where it is all rows."""
+    """The mask for `Run.only`; None if it covers all rows."""
     return None if rows.all() else rows

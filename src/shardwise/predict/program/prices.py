@@ -1,4 +1,4 @@
-"""Seconds of the pieces of a step: compute, copies, collectives and the optimizer."""
+"""Seconds of the parts of a step: compute, copies, collectives and the optimizer."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from shardwise.units.unit import Unit
 
 
 class Prices:
-    """Seconds on a cluster; each piece of each kind of unit is priced once."""
+    """Seconds of each cost on a cluster, by row. Public methods are the names of `Cost.piece`.
+
+    Each cost of each distinct unit is computed once.
+    """
 
     def __init__(self, sizes: Sizes, hardware: Hardware, k: Coefficients) -> None:
         self.s, self.h, self.k = sizes, hardware, k
-        # Seconds lost per second of compute that runs beside a collective.
+        # Seconds lost per second of compute that overlaps a collective.
         self.contention: Floats | float = k.contention
-        # A CPU copies as it computes: at a share of its bandwidth.
+        # A CPU copies at the same share of its memory bandwidth as it computes element-wise.
         factor = k.elementwise_factor if hardware.on_cpu else 1.0
         self.copy_bandwidth = hardware.memory_bandwidth / factor
         self.hook_s = k.hook_s if hardware.on_cpu else 0.0
@@ -33,7 +36,7 @@ class Prices:
         self._all_reduces: dict[tuple[int, int, int], AllReduce] = {}
 
     def of(self, cost: Cost) -> Floats:
-        """Seconds of a piece of the step: what the method of its name says."""
+        """Seconds of a cost: the result of the method it names, times the coefficient `level`."""
         found = self._by_cost.get(id(cost))
         if found is None:
             key = (cost.piece, *map(id, cost.of))
@@ -46,39 +49,45 @@ class Prices:
         return np.zeros(len(self.s.c))
 
     def forward(self, unit: Unit) -> Floats:
-        """Blocks run one by one, also within a unit."""
+        """Seconds of a unit's forward; its blocks run one after the other."""
         return sum(
             self._stage("forward", block) + self._dequantised(block) for block in unit.blocks
         )  # type: ignore[return-value]
 
     def _dequantised(self, block: Unit) -> Floats | float:
-        """Quantised weights are read as stored and written in the compute dtype, for each use."""
+        """Seconds to dequantise a block's weights once; 0.0 if they are not quantised.
+
+        They are read as stored and written in the compute dtype.
+        """
         if not block.quantised:
             return 0.0
         elements, stored = self.s.packed(block)
         return (stored + elements * self.s.c.param_bytes) / self.copy_bandwidth
 
     def backward(self, unit: Unit, recomputed: Ints) -> Floats:
+        """Seconds of a unit's backward; its first `recomputed` blocks (by row) recompute."""
         total: Floats = np.zeros(len(self.s.c))
         for number, block in enumerate(unit.blocks):
             again = np.where(self.s.c.selective, self._stage("selective", block), 0.0)
             if (recomputed > number).any():
                 again = np.where(recomputed > number, self._stage("full", block), again)
-            # Once more than the forward does where blocks recompute.
+            # Blocks that recompute dequantise once more.
             dequantised = self._dequantised(block) * (1 + (recomputed > number))
             total = total + self._stage("backward", block) + again + dequantised
         return total
 
     def root_backward(self) -> Floats:
+        """Seconds of the backward of the root: head and loss."""
         return self._stage("backward", self.s.units.root)
 
     def chunk(self) -> Floats:
-        """Head and loss, forward and backward, of one chunk of the tokens."""
+        """Seconds of the forward and backward of head and loss, on one chunk of tokens."""
         stage, tokens = self.s.units.root.stage, self.s.tokens / self.s.chunks
         forward = forward_s(stage, tokens, self.h, self.k)
         return forward + backward_s(stage, tokens, self.h, self.k)
 
     def _stage(self, what: str, block: Unit) -> Floats:
+        """Seconds of a block's "forward", "backward", or recompute under a policy."""
         key = ("stage", what, id(block))
         if key not in self._made:
             stage, tokens = block.stage, self.s.tokens
@@ -91,14 +100,16 @@ class Prices:
         return self._made[key]
 
     def gather(self, unit: Unit) -> Floats:
+        """Seconds of the all-gather of a unit before its forward."""
         return self._gather(unit, self.s.c.shard)
 
     def gather_again(self, unit: Unit) -> Floats:
-        """For the backward, from the group that an integer reshard leaves."""
+        """Seconds of the all-gather of a unit before its backward, over the resharded group."""
         return self._gather(unit, self._left_by_reshard)
 
     @cached_property
     def _left_by_reshard(self) -> Ints:
+        """Number of devices that parameters are sharded over between forward and backward."""
         c = self.s.c
         return np.where(c.reshard_group > 0, c.reshard_group, c.shard)
 
@@ -108,6 +119,7 @@ class Prices:
         return moved + self._moved_to_host(message)
 
     def scatter(self, unit: Unit) -> Floats:
+        """Seconds of the reduce-scatter of a unit's gradients."""
         # Gloo runs a reduce-scatter as an all-reduce.
         passes, c = 2.0 if self.h.on_cpu else 1.0, self.s.c
         message = self.s.trained(unit) * c.reduce_bytes
@@ -115,32 +127,35 @@ class Prices:
         return moved + self._moved_to_host(message)
 
     def _moved_to_host(self, message: Floats) -> Floats:
-        """Offloaded shards come from the host before each gather and go back after each scatter."""
+        """Seconds to copy an offloaded shard from or to the host; 0 without offload.
+
+        Parameter shards are copied before each all-gather, gradients after each reduce-scatter.
+        """
         c = self.s.c
         return np.where(c.offload, message / c.shard / self.h.host_link, 0.0)
 
     def all_reduce(self, unit: Unit) -> Floats:
-        """Of a unit's sharded gradients, across replicas."""
+        """Seconds of the all-reduce of a unit's sharded gradients across replicas."""
         c = self.s.c
         message = self.s.trained(unit) * c.reduce_bytes / c.shard
         return self._all_reduce(c.replicate, c.replicate_stride, self.k).seconds(message)
 
     def _ring(self, size: Ints, stride: Ints, k: Coefficients) -> Ring:
-        """The ring among groups; `size` and `stride` live as long as this."""
+        """The ring of groups, cached by the identity of its arguments, which must stay alive."""
         key = id(size), id(stride), id(k)
         if key not in self._rings:
             self._rings[key] = ring(size, self.h, k, stride)
         return self._rings[key]
 
     def _all_reduce(self, replicas: Ints, stride: Ints, k: Coefficients) -> AllReduce:
-        """The all-reduce across replicas; `replicas` and `stride` live as long as this."""
+        """The all-reduce across replicas, cached by identity of its arguments: keep them alive."""
         key = id(replicas), id(stride), id(k)
         if key not in self._all_reduces:
             self._all_reduces[key] = all_reduce(replicas, stride, self.h, k)
         return self._all_reduces[key]
 
     def exchange(self, axis: str, op: str, calls: Ints, size: Floats) -> Floats:
-        """Collectives inside blocks, among the devices of a tensor or a context group."""
+        """Seconds of `calls` collectives inside blocks, `size` bytes together, along one axis."""
         c, h, k = self.s.c, self.h, self._inside
         degree, stride = c.tensor, c.tensor_stride
         if axis == "context":
@@ -157,10 +172,10 @@ class Prices:
         return calls * (seconds if h.on_cpu else seconds + k.exchange_latency_s)
 
     def dispatch(self, op: str, calls: Ints, size: Floats) -> Floats:
-        """What a CPU does around collectives inside blocks: DTensor's work in Python, and a copy.
+        """Seconds a CPU spends around collectives inside blocks: DTensor's Python work, and a copy.
 
-        Collectives divide by rows, so parts of a sequence are put in order before or after them.
-        Accelerators run behind their host, and the copy is in the efficiency of their exchanges.
+        Collectives divide by rows, so parts of a sequence are reordered before or after them. On
+        accelerators the host runs ahead, and the copy is part of the measured efficiency.
         """
         copied = 2.0 * size if op in ("all-gather", "reduce-scatter") else np.zeros_like(size)
         return calls * self.k.exchange_latency_s + copied / self.copy_bandwidth
@@ -169,14 +184,14 @@ class Prices:
     def _inside(self) -> Coefficients:
         """Coefficients of collectives inside blocks."""
         k = self.k
-        # Of one run each, where many were fitted together; as in any ring, where not fitted.
+        # Where not fitted (0), the same as in any other ring.
         fitted = np.greater(k.exchange_efficiency, 0.0)
         link: Any = np.where(fitted, k.exchange_efficiency, k.link_efficiency)
         hop: Any = np.where(fitted, 0.0, k.hop_latency_s)
         return k._replace(link_efficiency=link, hop_latency_s=hop)
 
     def buckets(self, sizes: tuple[int, ...]) -> Floats:
-        """The all-reduces of some of DDP's buckets, one after the other."""
+        """Seconds of the all-reduces of DDP buckets of these sizes (bytes), one after the other."""
         c, total = self.s.c, self.nothing()
         across = self._all_reduce(c.replicate, c.replicate_stride, self.k)
         for size in sizes:
@@ -185,12 +200,16 @@ class Prices:
         return total
 
     def copy_out(self, unit: Unit) -> Floats:
-        """Read and written once each; twice what is not sharded along its first dimension."""
+        """Seconds to copy a gathered unit out of its flat buffer.
+
+        Each element is read and written once; twice if not sharded along its first dimension.
+        """
         again = self.s.rearranged(unit) * self.s.c.param_bytes
         moved = 2.0 * (self.s.gathered_bytes(unit) + again)
         return moved / self.copy_bandwidth + self.hook_s
 
     def copy_in(self, unit: Unit) -> Floats:
+        """Seconds to copy a unit's gradients into the input of their reduce-scatter."""
         c = self.s.c
         # A scatter is followed by an all-reduce across replicas.
         hooks = self.hook_s * np.where(c.replicate > 1, 2.0, 1.0)
@@ -199,6 +218,7 @@ class Prices:
         return moved / self.copy_bandwidth + hooks
 
     def optimizer(self) -> Floats:
+        """Seconds of the optimizer step, and the fixed seconds of a step."""
         bandwidth = np.where(self.s.c.offload, self.h.host_memory, self.h.memory_bandwidth)
         # Parameters and gradients, and the states.
         moved = 2.0 * self.s.gradient_bytes + self.s.optimizer_bytes

@@ -41,18 +41,18 @@ ONLY = MicroBatch(first=True, final=True)
 
 
 def shapes(c: Configurations) -> list[Ints]:
-    """The rows of each shape: they agree on what decides the order of events."""
+    """Group rows by shape: arrays of row indices that agree on what decides the order of events."""
     sharded = c.sharded
     decides = [
         sharded,
         c.accumulate > 1,
-        # Of sharded rows.
+        # For sharded rows only.
         sharded & c.split_root,
         sharded & (c.shard == 1),
         np.where(sharded, c.prefetch, 0),
         np.where(sharded, c.forward_prefetch, 0),
         sharded & (c.reshard_group > 0),
-        # Of replicated rows, what their buckets depend on.
+        # For replicated rows only: what their buckets depend on.
         ~sharded & c.ddp,
         np.where(sharded, 0, c.master_bytes),
         np.where(sharded, 0.0, c.bucket_bytes),
@@ -72,7 +72,7 @@ class Part:
 
     @cached_property
     def timed(self) -> Program:
-        """Without what only memory is read from."""
+        """The program without events that only memory needs."""
         return timed(self.program)
 
 
@@ -88,6 +88,10 @@ class Steps(NamedTuple):
 def emit_steps(
     units: ModelUnits, c: Configurations, optimizer: Optimizer = "adamw", *, waits: bool = False
 ) -> Steps:
+    """Build the programs of one step, one for each shape among the configurations.
+
+    With `waits`, hooks wait for each collective, as they do with Gloo.
+    """
     parts = []
     for rows in shapes(c):
         sizes = Sizes(units, c.take(rows), optimizer)
@@ -103,7 +107,7 @@ def step_program(
     waits: bool = False,
     apart: bool = False,
 ) -> Program:
-    """The step of rows of one shape; with `apart` no units are joined."""
+    """The program of one step of rows of one shape; with `apart` equal units are not grouped."""
     return tuple(emit_step(_placed(Sizes(units, c, optimizer), waits), apart=apart))
 
 
@@ -113,6 +117,7 @@ def _placed(sizes: Sizes, waits: bool) -> Placement:
 
 
 def emit_step(placed: Placement, *, apart: bool = False) -> Iterator[Event]:
+    """The events of one optimizer step; with `apart` equal units are not grouped."""
     k, blocks = placed.c.accumulate, _Blocks.of(placed, apart)
     yield from placed.resting()
     if k[0] == 1:
@@ -127,7 +132,7 @@ def emit_step(placed: Placement, *, apart: bool = False) -> Iterator[Event]:
 
 
 class _Blocks(NamedTuple):
-    """The groups of equal blocks, the same in every micro-batch."""
+    """The groups of equal units in forward and in backward order, for every micro-batch."""
 
     forward: tuple[Group, ...]
     backward: tuple[Group, ...]
@@ -158,6 +163,10 @@ def _micro_batch(placed: Placement, m: MicroBatch, blocks: _Blocks) -> Iterator[
 def _repeated(
     m: MicroBatch, found: tuple[Group, ...], emit: Callable[[MicroBatch, Group], Iterator[Event]]
 ) -> Iterator[Event]:
+    """The events that `emit` gives for each group, as one Repeat if the group has `times`.
+
+    Without groups, an Instant without allocations.
+    """
     for group in found:
         body = tuple(emit(m, group))
         yield from body if group.times is None else (Repeat(body, group.times),)
@@ -166,7 +175,10 @@ def _repeated(
 
 
 def _optimizer(placed: Placement) -> Iterator[Event]:
-    """Fused optimizers update in place: no temporaries. Then gradients are dropped."""
+    """The events of the optimizer step; then gradients are freed.
+
+    Fused optimizers update in place, without temporaries.
+    """
     yield Phase("optimizer step")
     yield Alloc("other", -placed.s.batch)
     yield Instant()

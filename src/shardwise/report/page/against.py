@@ -14,14 +14,17 @@ from shardwise.spec.quantity import show_seconds
 from shardwise.step.comparison import Term, Unit, Writer, peak_memory, step_time
 from shardwise.step.words import error_words, strategy_words
 
-# From this many runs on, a scatter plot comes first; beyond the second, terms are left out.
+# Runs from which a scatter plot comes first, and most runs with a table of terms.
 _SCATTERED, _MOST_TERMS = 12, 50
 _STEPS: dict[Unit, Writer] = {"ns": lambda time: show_seconds(time / 1e9)}
 _PEAKS: dict[Unit, Writer] = {"bytes": lambda size: f"{size / 2**20:,.1f} MiB"}
 
 
 def against_section(subjects: Sequence[Subject]) -> Markup | None:
-    """All terms of one run; step time and peak memory of several."""
+    """Predicted against measured: all terms of one run; step time and memory of several.
+
+    None if no run has both.
+    """
     pairs = [s for s in subjects if s.predicted is not None and s.measured is not None]
     if not pairs:
         return None
@@ -45,7 +48,7 @@ def against_section(subjects: Sequence[Subject]) -> Markup | None:
 
 
 def _scattered(pairs: Sequence[Subject]) -> Markup:
-    """Scatter plot of step times, measured (x) and predicted (y)."""
+    """Scatter plot of seconds per step: measured (x) against predicted (y)."""
     groups: dict[str, list[tuple[float, float, str]]] = {}
     for one in pairs:
         mine, real = one.predicted, one.measured
@@ -70,6 +73,7 @@ def _scattered(pairs: Sequence[Subject]) -> Markup:
 
 
 def show_error(error: float | None) -> Markup | None:
+    """A relative prediction error, coloured by its size; None for None."""
     if error is None:
         return None
     told, tone = error_words(error)
@@ -77,6 +81,7 @@ def show_error(error: float | None) -> Markup | None:
 
 
 def _terms(one: Subject) -> Markup:
+    """Tables of all terms of one run, predicted and measured."""
     assert one.predicted is not None
     assert one.measured is not None
     rows: list[list[Content]] = []
@@ -88,7 +93,7 @@ def _terms(one: Subject) -> Markup:
 
 
 def _profiled(one: Subject) -> Markup | None:
-    """The simulated step beside the profiled step of the first rank."""
+    """Table of the simulated step and the profiled step of the first rank; None without both."""
     if one.simulated is None or one.traced is None:
         return None
     rank = one.traced.summary.ranks[0]
@@ -100,11 +105,15 @@ def _profiled(one: Subject) -> Markup | None:
 
 
 def _cells(term: Term | None, own: Mapping[Unit, Writer] | None = None) -> list[Content]:
-    """Both values and the error; empty without a term."""
+    """Three cells: both values and the error; empty if `term` is None.
+
+    `own` overrides how units are written.
+    """
     return ["", "", None] if term is None else [*term.texts(own), show_error(term.error)]
 
 
 def _overview(pairs: Sequence[Subject]) -> Markup:
+    """Table of step time and peak memory of several runs, predicted and measured."""
     rows: list[list[Content]] = []
     for one in pairs:
         step = step_time(one.predicted, one.measured)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from shardwise.report.page.markup import Content, Markup, element, fragment, table
 
-# More bars than this are collapsed.
+# More bars than this are folded into a <details>.
 _MANY = 24
 
 
@@ -29,7 +29,7 @@ class Limit(NamedTuple):
 
 
 def badge(kind: str) -> Markup:
-    """A label: predicted, simulated or measured."""
+    """An HTML label that says predicted, simulated or measured."""
     return element("span", kind, class_=f"kind {kind}")
 
 
@@ -41,7 +41,10 @@ def bars(
     limit: Limit | None = None,
     what: str,
 ) -> Markup:
-    """Draw bars on one scale, with a legend and a table; `names` maps parts to their labels."""
+    """Stacked bars on one scale as HTML, with a legend and a table.
+
+    `names` maps parts to their labels, `show` writes values, and `what` names the figure.
+    """
     totals = [sum(bar.parts.values()) for bar in rows]
     scale = max([*totals, *([limit.value] if limit else [])]) or 1.0
     drawn = [_bar(bar, total, scale, names, show) for bar, total in zip(rows, totals, strict=True)]
@@ -75,6 +78,7 @@ def bars(
 def _bar(
     bar: Bar, total: float, scale: float, names: Mapping[str, str], show: Callable[[float], str]
 ) -> Markup:
+    """One bar as HTML: its name, its parts, and its total."""
     segments = [
         element(
             "i",
@@ -96,6 +100,7 @@ def _bar(
 
 
 def _alt(rows: Sequence[Bar], what: str, show: Callable[[float], str]) -> str:
+    """A description of the bars for screen readers."""
     told = [f"{bar.name}, {bar.kind}: {show(sum(bar.parts.values()))}" for bar in rows]
     return f"{what}. " + "; ".join(told) + ". The table below has the numbers."
 
@@ -107,6 +112,7 @@ def _numbers(
     show: Callable[[float], str],
     what: str,
 ) -> Markup:
+    """A folded table with the value of each part in each bar."""
     head = ["part", *(fragment(f"{bar.name} ", badge(bar.kind)) for bar in rows)]
     body = [
         [names[part], *(show(bar.parts[part]) if part in bar.parts else "" for bar in rows)]

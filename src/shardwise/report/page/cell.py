@@ -1,4 +1,4 @@
-"""What a notebook displays of a plan, a profile or a comparison: sections of the report."""
+"""What a notebook displays for a plan, a profile or a comparison: sections of the report."""
 
 from __future__ import annotations
 
@@ -19,17 +19,30 @@ from shardwise.step.words import strategy_words
 
 
 def record_cell(record: object) -> str:
-    """HTML of a Plan, a StepProfile or a Comparison."""
+    """HTML for a Plan, a StepProfile, a Comparison, a Trace or a MemoryAnalysis."""
     if isinstance(record, Plan):
         return _plan_cell(record)
     if isinstance(record, Comparison):
         return _comparison_cell(record.names, record.profiles)
-    assert isinstance(record, StepProfile)
+    if not isinstance(record, StepProfile):
+        return _measured_cell(record)
     return _cell([_subject(strategy_words(record), record)])
 
 
+def _measured_cell(record: object) -> str:
+    """HTML for traces or memory recordings; their readers are imported only here."""
+    from shardwise.observe.analysis import Trace
+    from shardwise.observe.memory.analysis import MemoryAnalysis
+    from shardwise.report.memory import memory_text
+
+    if isinstance(record, Trace):
+        return _cell([Subject("trace", "", traced=record)])
+    assert isinstance(record, MemoryAnalysis)
+    return str(element("pre", memory_text(record)))
+
+
 def _comparison_cell(names: Sequence[str], profiles: Sequence[StepProfile]) -> str:
-    """HTML of profiles side by side; a prediction with its measurement term by term."""
+    """HTML for profiles compared; a prediction and its measurement are one subject."""
     kinds = [profile.provenance.kind for profile in profiles]
     if len(profiles) == 2 and kinds.count("measured") == 1:
         measured = profiles[kinds.index("measured")]
@@ -39,12 +52,14 @@ def _comparison_cell(names: Sequence[str], profiles: Sequence[StepProfile]) -> s
 
 
 def _subject(name: str, profile: StepProfile) -> Subject:
+    """A profile as a subject, predicted or measured by its kind."""
     if profile.provenance.kind == "measured":
         return Subject(name, "", measured=profile)
     return Subject(name, "", predicted=profile)
 
 
 def _plan_cell(plan: Plan) -> str:
+    """HTML for a plan, with the predicted step of its winner."""
     subject = Subject(plan.problem.model.name, "", plan=plan)
     if plan.winner is not None:
         subject = subject._replace(predicted=plan.profile(plan.winner))
@@ -52,6 +67,7 @@ def _plan_cell(plan: Plan) -> str:
 
 
 def _cell(subjects: Sequence[Subject], reasons: Content = None) -> str:
+    """HTML for subjects: verdict, tiles and sections, with styles that reach only this cell."""
     first, alone = subjects[0], len(subjects) == 1
     sections: dict[str, Content] = {
         "Why": reasons,

@@ -1,4 +1,4 @@
-"""Charts of lines and points, as part of a page or as an SVG file of their own."""
+"""Line and scatter charts, as part of a page or as a separate SVG file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from shardwise.report.page.markup import Content, Markup, element, fragment
 
 COLOURS = 8
-# Marks of an axis; more would overlap.
+# Most labelled marks on an axis; more would overlap.
 _MOST_MARKS = 10
 
 
@@ -42,13 +42,13 @@ rect { fill: currentColor; }
 
 
 class Series(NamedTuple):
-    """Points (x, y) under a name; the legend leaves out a series without one."""
+    """Points (x, y) under a name; without a name, the legend leaves the series out."""
 
     name: str
     points: Sequence[tuple[float, float]]
     kind: str = "predicted"
     colour: int = 0
-    # Joined by a line, or dots of their own.
+    # Whether a line joins the points.
     line: bool = True
     # Tooltips of the points.
     titles: Sequence[str] = ()
@@ -64,12 +64,12 @@ class Area(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """Title of an axis, and how its values are written."""
+    """Title of an axis, and how its values are shown."""
 
     title: str
     show: Callable[[float], str]
     logarithmic: bool = False
-    # Chosen where none are given.
+    # Labelled values; empty to choose round ones.
     marks: Sequence[float] = ()
     from_zero: bool = False
 
@@ -83,7 +83,10 @@ class Axis(NamedTuple):
 
 
 def chart(x: Axis, y: Axis, series: Sequence[Series], alt: str) -> Markup:
-    """A figure of a page, with its legend; `alt` describes it in words."""
+    """A chart as an HTML figure with a legend; empty without points.
+
+    `alt` describes it in words.
+    """
     series = [one for one in series if one.points]
     if not series:
         return fragment()
@@ -109,7 +112,10 @@ def svg_file(
     areas: Sequence[Area] = (),
     square: bool = False,
 ) -> str:
-    """An SVG file with its title and its legend; `alt` describes it in words."""
+    """A chart as the text of an SVG file, with title and legend.
+
+    `alt` describes it in words. `square` makes the plot as high as wide.
+    """
     side = _FILE.width - _FILE.left - _FILE.right
     frame = _FILE._replace(height=side + _FILE.top + _FILE.bottom) if square else _FILE
     drawing = element(
@@ -156,7 +162,7 @@ def _plot(
 
 
 class _Scale:
-    """Maps values of an axis to pixels."""
+    """Maps values of an axis to pixels; called with a value, it returns its pixel."""
 
     def __init__(self, axis: Axis, values: Sequence[float], begin: float, end: float) -> None:
         low, high = min(values), max(values)
@@ -183,7 +189,7 @@ class _Scale:
 
 
 def _round_marks(low: float, high: float) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten that span the values."""
+    """About five multiples of 1, 2, 2.5 or 5 times a power of ten that span low to high."""
     raw = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw * 0.999)
@@ -192,7 +198,7 @@ def _round_marks(low: float, high: float) -> list[float]:
 
 
 def _powers(low: float, high: float) -> list[float]:
-    """Powers of two over a few doublings, of ten over more."""
+    """Powers that span low to high: of 2 up to a ratio of 128, of 10 beyond."""
     base = 2.0 if high / low <= 2**7 else 10.0
     first, last = (
         math.floor(math.log(low, base) + 1e-9),
@@ -204,6 +210,7 @@ def _powers(low: float, high: float) -> list[float]:
 def _series(
     one: Series, x: Axis, y: Axis, across: Callable[[float], float], up: Callable[[float], float]
 ) -> Markup:
+    """A series as SVG: a line if it has one, and a dot with a tooltip per point."""
     places = [(across(a), up(b)) for a, b in one.points]
     colour = f"s{one.colour % COLOURS} {one.kind}"
     drawn = []
@@ -219,6 +226,7 @@ def _series(
 
 
 def _legend(series: Sequence[Series]) -> Markup:
+    """The legend of a page's chart: one item per name, with its kinds."""
     kinds: dict[str, list[Series]] = {}
     for one in series:
         kinds.setdefault(one.name, []).append(one)
@@ -234,7 +242,7 @@ def _legend(series: Sequence[Series]) -> Markup:
 
 
 def _file_legend(series: Sequence[Series], areas: Sequence[Area], frame: Frame) -> Markup:
-    """Names on the right of the plot; then, where both are drawn, what dots and lines mean."""
+    """The legend of an SVG file: names on the right, then what dots and lines mean."""
     named = {one.name: f"s{one.colour % COLOURS}" for one in series if one.name}
     left = frame.width - frame.right + 16
     rows: list[tuple[Content, str]] = [
@@ -256,6 +264,7 @@ def _file_legend(series: Sequence[Series], areas: Sequence[Area], frame: Frame) 
 
 
 def _path(places: Sequence[tuple[float, float]]) -> str:
+    """Points as the value of an SVG `points` attribute."""
     return " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
 
 

@@ -1,4 +1,4 @@
-"""What a page says first: the answer, its evidence, and the few numbers people ask for."""
+"""The top of a page: the verdict in a sentence, its evidence, and tiles with key figures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_PROBLEMS = 3
 
 
 class Headline(NamedTuple):
-    """A sentence, what it rests on, and whether it is good news."""
+    """The verdict in a sentence, sentences of evidence, and a tone for its colour."""
 
     statement: str
     evidence: Sequence[str]
@@ -39,7 +39,7 @@ class Headline(NamedTuple):
 
 
 def headline(subjects: Sequence[Subject]) -> Headline:
-    """The verdict over everything on the page."""
+    """The verdict over all subjects of the page."""
     if len(subjects) > 1:
         return _comparison(subjects)
     one = subjects[0]
@@ -53,7 +53,7 @@ def headline(subjects: Sequence[Subject]) -> Headline:
 
 
 def verdict(subjects: Sequence[Subject]) -> Markup:
-    """The headline in a box: the answer first, then what it rests on."""
+    """The headline as an HTML box: the verdict, then its evidence."""
     found = headline(subjects)
     return element(
         "div",
@@ -64,6 +64,7 @@ def verdict(subjects: Sequence[Subject]) -> Markup:
 
 
 def _plan(one: Subject) -> Headline:
+    """Headline of a plan: the recommended configuration, with warnings, speed and memory."""
     plan = one.plan
     assert plan is not None
     if plan.winner is None:
@@ -93,7 +94,7 @@ def _plan(one: Subject) -> Headline:
 
 
 def _gain_words(one: Subject, winner: Candidate) -> list[str]:
-    """How the plan compares with the run of the page, where they differ."""
+    """Sentence: speed of the plan against the run it started from; empty if both are equal."""
     run, profile = one.run, one.predicted
     if run is None or run.strategy == winner.strategy or profile is None or not profile.time:
         return []
@@ -107,12 +108,12 @@ def _gain_words(one: Subject, winner: Candidate) -> list[str]:
 
 
 def _warning_words(plan: Plan) -> list[str]:
-    """What to know before the plan is trusted."""
+    """The warnings of a plan as sentences."""
     return [one.words(plan.units.blocks) for one in plan.warnings]
 
 
 def _aim_words(plan: Plan) -> list[str]:
-    """What is trained, what was searched for, and on how many devices, where that was asked."""
+    """Sentences on trained adapters, the objective and the number of devices, if not default."""
     told = []
     model = plan.problem.model
     if model.adapter is not None:
@@ -126,11 +127,12 @@ def _aim_words(plan: Plan) -> list[str]:
 
 
 def _batch_words(plan: Plan) -> list[str]:
-    """The tokens of a step, after a warning where the batch asked for does not divide."""
+    """Sentences on the tokens per step."""
     return [reason.words() for reason in plan.why if isinstance(reason, StepBatch)]
 
 
 def _nothing_fits(plan: Plan) -> Headline:
+    """Headline of a plan without a winner: the closest configuration and what would help."""
     if plan.withheld:
         return Headline("No recommendation.", _warning_words(plan), "bad")
     told = [
@@ -150,6 +152,7 @@ def _nothing_fits(plan: Plan) -> Headline:
 
 
 def _predicted(one: Subject) -> Headline:
+    """Headline of a prediction: whether it fits, memory and step time."""
     profile = one.predicted
     if profile is None or profile.memory is None:
         return Headline(one.name, [])
@@ -169,6 +172,7 @@ def _predicted(one: Subject) -> Headline:
 
 
 def _measured(one: Subject, measured: StepProfile) -> Headline:
+    """Headline of a measured run: seconds per step, with the prediction and its error."""
     said, tone = f"{one.name} ran", "plain"
     told = against_in_words(one)
     if measured.time is not None:
@@ -183,7 +187,7 @@ def _measured(one: Subject, measured: StepProfile) -> Headline:
 
 
 def against_in_words(one: Subject) -> list[str]:
-    """Predicted against measured in at most two sentences: time, then memory."""
+    """At most two sentences, measured against predicted: step time, then peak memory."""
     time = step_time(one.predicted, one.measured)
     peak = peak_memory(one.predicted, one.measured)
     starts = {"An undisturbed step took": time, "Memory peaked at": peak}
@@ -191,6 +195,7 @@ def against_in_words(one: Subject) -> list[str]:
 
 
 def _against(term: Term) -> str:
+    """A measured value, then its prediction and error if there is one, as text."""
     guess, real = term.texts({"bytes": show_gib})
     error = (
         f", predicted {guess} ({signed_percent(term.error, 1)})" if term.error is not None else ""
@@ -199,10 +204,11 @@ def _against(term: Term) -> str:
 
 
 def _why_slow(one: Subject) -> Headline:
+    """Headline of traces: the main cause of lost time, its evidence and suggested fix."""
     traced = one.traced
     assert traced is not None
     health = traced.health
-    # What is wrong with a trace is wrong with all that follows.
+    # Problems of a trace come first: they affect every figure below.
     broken = [f"{r.path.name}: {told}." for r in traced.summary.ranks for told in r.problems]
     rest = [*broken[:_MOST_PROBLEMS], *against_in_words(one)]
     if not traced.verdicts:
@@ -214,6 +220,7 @@ def _why_slow(one: Subject) -> Headline:
 
 
 def _comparison(subjects: Sequence[Subject]) -> Headline:
+    """Headline of several subjects: the fastest of them, unless models or clusters differ."""
     models = {s.profile.model.get("name") for s in subjects if s.profile is not None}
     if len(models) > 1:
         return Headline(f"{len(models)} models, side by side; they are not ranked.", [])
@@ -236,6 +243,10 @@ def _comparison(subjects: Sequence[Subject]) -> Headline:
 
 
 def _fastest(ranked: list[tuple[Subject, StepProfile]], kind: str) -> Headline:
+    """Headline that names the fastest of `ranked`, those too close to call, and the next.
+
+    `ranked` is sorted by tokens/s, highest first. `kind` is "predicted" or "measured".
+    """
     best, profile = ranked[0]
     alike = [s.name for s, p in ranked[1:] if _overlap(profile, p)]
     others = [(s, p) for s, p in ranked[1:] if not _overlap(profile, p)]
@@ -262,7 +273,7 @@ def _fastest(ranked: list[tuple[Subject, StepProfile]], kind: str) -> Headline:
 
 
 def _errors(subjects: Sequence[Subject]) -> str:
-    """How right step times were, in a sentence; empty where none was predicted and measured."""
+    """Sentence: median and largest error of predicted step times; empty without measured ones."""
     terms = [step_time(one.predicted, one.measured) for one in subjects]
     errors = [abs(term.error) for term in terms if term is not None and term.error is not None]
     if not errors:
@@ -274,12 +285,15 @@ def _errors(subjects: Sequence[Subject]) -> str:
 
 
 def _overlap(one: StepProfile, other: StepProfile) -> bool:
-    """Whether their spreads leave open who is faster; they must do the same work to be compared."""
+    """Whether two steps are too close to call, per token; false if they cannot be compared.
+
+    Measured steps are compared by their spreads, predicted steps by the error of a comparison.
+    """
     if one.time is None or other.time is None or one.work is None or other.work is None:
         return False
     scale = one.work.tokens / other.work.tokens
     if one.provenance.kind != "measured":
-        # As a plan tells layouts apart: on one machine most of their errors are the same.
+        # As in a plan: on one machine, two predictions share most of their error.
         ratio = one.time.step_s / (other.time.step_s * scale)
         return abs(ratio - 1) <= comparison_error()
     mine, theirs = one.time.step_s_spread, other.time.step_s_spread
@@ -292,7 +306,7 @@ def _overlap(one: StepProfile, other: StepProfile) -> bool:
 
 
 def tiles(one: Subject) -> Markup | None:
-    """The numbers that people ask for first, each with how it is known."""
+    """HTML list of key figures: step time, throughput, MFU, memory, traffic; None without any."""
     found: list[Markup] = []
 
     def tile(name: str, value: str, kind: str, remark: str = "") -> None:
@@ -334,7 +348,7 @@ def tiles(one: Subject) -> Markup | None:
 
 
 def about(one: Subject) -> str:
-    """What it is, in a line."""
+    """One line about a subject: model, cluster and settings; or its number of traces."""
     profile = one.profile
     if profile is None:
         count = len(one.traced.summary.ranks) if one.traced else 0

@@ -1,4 +1,4 @@
-"""HTML and SVG built from elements; what is not markup is escaped, and shows as it reads."""
+"""HTML and SVG built from elements; text that is not markup is escaped."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ def element(tag: str, *content: Content, **attributes: str | float | bool | None
 
 
 def fragment(*content: Content) -> Markup:
-    """Join pieces, one after the other."""
+    """Join pieces in order; plain text is escaped and None is left out."""
     return Markup().join(_pieces(content))
 
 
 def _pieces(content: Iterable[Content]) -> Iterable[Markup]:
+    """Nested content as a flat sequence of escaped markup."""
     for piece in content:
         if isinstance(piece, str):
             yield _escaped(piece)
@@ -46,15 +47,16 @@ def _pieces(content: Iterable[Content]) -> Iterable[Markup]:
 
 
 def _escaped(text: str) -> Markup:
+    """The text with control characters replaced and HTML escaped; markup stays as it is."""
     return text if isinstance(text, Markup) else escape(visible(text))
 
 
 def table(
     head: Iterable[Content], rows: Iterable[Iterable[Content]], name: str = "table"
 ) -> Markup:
-    """A table that scrolls inside its own box where it is too wide; rows begin with their name.
+    """An HTML table that scrolls in its own box if it is too wide; rows start with their name.
 
-    `name` tells screen readers which of several it is.
+    `name` identifies the table for screen readers.
     """
     columns = [element("th", cell, scope="col") for cell in head]
     body = []
@@ -72,4 +74,5 @@ def table(
 
 
 def _unbroken(cell: Content) -> Content:
+    """Text with non-breaking spaces between numbers and units."""
     return _BEFORE_UNIT.sub("\u00a0", cell) if type(cell) is str else cell

@@ -1,4 +1,4 @@
-"""Memory at the peak: its terms as stacked bars against what a device has."""
+"""Memory at the peak: its terms as stacked bars, against the memory of a device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardwise.step.memory_words import profile_memory_words, show_memory
 from shardwise.step.profile import StepProfile
 from shardwise.step.words import TERMS, VERDICTS
 
-# A capacity so far beyond the bars would leave nothing of them to see.
+# A limit beyond this multiple of the longest bar is stated in words, not drawn.
 _FAR = 4.0
 _MOST_RESERVES = 6
 _OVERHEAD = "overhead"
@@ -19,15 +19,16 @@ _PARTS = {**TERMS, _OVERHEAD: "allocator overhead"}
 
 
 def memory_section(subjects: Sequence[Subject]) -> Markup | None:
-    """Predicted beside measured, for everyone whose memory is known."""
+    """Bars of bytes per device at the peak, predicted and measured; None if unknown."""
     profiles = [(s, profile) for s in subjects for profile in s.profiles if profile.memory]
     if not profiles:
         return None
-    # A measurement is of tensors: beside one, a prediction is too. Alone it is what must have room.
+    # A measurement covers tensors only, so a prediction shown with one does too. Predictions alone
+    # include the allocator overhead.
     whole = all(_needed(profile) is not None for _, profile in profiles)
     rows = [_bar(subject, profile, whole) for subject, profile in profiles]
     most = max(sum(row.parts.values()) for row in rows)
-    # Of different machines no line is true for all.
+    # A line is drawn only if it holds for all machines.
     name = "usable" if whole else "capacity"
     limits = {_limit(p, whole) for _, p in profiles} - {None}
     at = next(iter(limits)) if len(limits) == 1 else None
@@ -46,23 +47,26 @@ def memory_section(subjects: Sequence[Subject]) -> Markup | None:
 
 
 def _and_more(whole: bool) -> str:
+    """Words for a sentence: that allocator overhead is included, if `whole`."""
     return ", with the allocator's overhead" if whole else ""
 
 
 def _needed(profile: StepProfile) -> int | None:
+    """Bytes per device with allocator overhead; None for a measurement."""
     return profile.known_memory.needed_bytes
 
 
 def _limit(profile: StepProfile, whole: bool) -> int | None:
-    """What the bar of a profile is compared with: the limit of its verdict, or the capacity."""
+    """Bytes that a bar is compared with: usable memory if `whole`, else the capacity."""
     memory = profile.known_memory
     return memory.usable_bytes if whole else memory.capacity_bytes
 
 
 def _bar(subject: Subject, profile: StepProfile, whole: bool) -> Bar:
+    """Bar of bytes at the peak by term, with allocator overhead if `whole`."""
     memory = profile.known_memory
     parts = {term: float(memory.terms.get(term, 0)) for term in TERMS}
-    # Terms nobody has told us of must not make a bar shorter.
+    # Unknown terms count as "other", so that the total is right.
     parts["other"] += float(sum(size for term, size in memory.terms.items() if term not in TERMS))
     if whole:
         parts[_OVERHEAD] = float((memory.needed_bytes or 0) - memory.peak_allocated_bytes)
@@ -75,6 +79,10 @@ def _bar(subject: Subject, profile: StepProfile, whole: bool) -> Bar:
 
 
 def _reserve(subject: Subject, profile: StepProfile, several: bool) -> list[str]:
+    """Sentences on needed and usable memory and the verdict; empty for a measurement.
+
+    With `several` subjects, they start with the name.
+    """
     memory = profile.known_memory
     if memory.needed_bytes is None or memory.verdict is None:
         return []

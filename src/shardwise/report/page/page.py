@@ -21,7 +21,7 @@ from shardwise.report.page.time import time_section
 from shardwise.report.page.timeline import timeline_section
 from shardwise.report.page.units import units_section
 from shardwise.spec.quantity import show_whole
-from shardwise.version import __version__
+from shardwise.spec.version import __version__
 
 _MEANING = {
     "predicted": "computed from formulas, without a run",
@@ -31,7 +31,7 @@ _MEANING = {
 
 
 def write_page(subjects: Sequence[Subject], command: str) -> str:
-    """Return the HTML page about these subjects; `command` is the command line to show on it."""
+    """The HTML page about these subjects; `command` is the command line to show on it."""
     first = subjects[0]
     title = first.name if len(subjects) == 1 else f"{len(subjects)} runs compared"
     sections: dict[str, Content] = {
@@ -79,6 +79,7 @@ def write_page(subjects: Sequence[Subject], command: str) -> str:
 
 
 def _document(title: str, body: Markup) -> str:
+    """A full HTML document with its style, script and content security policy."""
     script = resource("timeline.js")
     # The policy lets only this script run, whatever text a file brings into the page.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
@@ -102,17 +103,19 @@ def _document(title: str, body: Markup) -> str:
 
 
 def _id(name: str) -> str:
+    """A section title as the id of an HTML element."""
     return name.lower().replace(" ", "-")
 
 
 def _names(subjects: Sequence[Subject]) -> str:
+    """Names of at most eight subjects, and how many more there are."""
     shown = [one.name for one in subjects[:8]]
     more = f" and {len(subjects) - 8} more" if len(subjects) > 8 else ""
     return ", ".join(shown) + more
 
 
 def _causes(subjects: Sequence[Subject]) -> Markup | None:
-    """All causes of lost time, each with its suggested fix."""
+    """All causes of lost time, each with its suggested fix; None without any."""
     parts = []
     for one in subjects:
         if one.traced is None or not one.traced.verdicts:
@@ -131,6 +134,7 @@ def _causes(subjects: Sequence[Subject]) -> Markup | None:
 
 
 def _losses(subjects: Sequence[Subject]) -> Markup | None:
+    """Chart of the loss at every logged step; None without losses."""
     lines = [
         Series(one.name, one.losses, "measured", number)
         for number, one in enumerate(subjects) if len(one.losses) > 1
@@ -142,6 +146,7 @@ def _losses(subjects: Sequence[Subject]) -> Markup | None:
 
 
 def _provenance(subjects: Sequence[Subject], command: str) -> Markup:
+    """How the figures were obtained: commands, notes, kinds of figures, MFU convention."""
     commands = list(dict.fromkeys([*(c for one in subjects for c in one.commands), command]))
     notes = list(dict.fromkeys(note for one in subjects for note in one.notes))
     meaning = [

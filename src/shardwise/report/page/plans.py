@@ -1,4 +1,4 @@
-"""A plan as figures: reasons, alternatives, memory against throughput, and what-ifs."""
+"""A plan on a page: reasons, layouts compared, memory against throughput, and what-ifs."""
 
 from __future__ import annotations
 
@@ -27,32 +27,35 @@ from shardwise.spec.strategy_words import (
 _LAYOUTS = 12
 
 
-# What the name of a layout, which has a number, is drawn as.
+# A function that draws the name of a layout, given its row number and name.
 Named = Callable[[int, str], Content]
 
 
 def plan_section(plan: Plan) -> Markup | None:
-    """The reasons, the layouts compared, and how many were priced."""
+    """The reasons and the layouts compared; None if no configuration fits."""
     if plan.winner is None:
         return None
     return fragment(reasons_list(plan), layouts_table(plan))
 
 
 def reasons_list(plan: Plan) -> Markup:
-    """Why the winner is the best, and what else to try."""
-    # The verdict says what a step is made of, and what to know before it is trusted.
+    """HTML list: why the winner is the best, and what else to try."""
+    # The verdict already states tokens per step and warnings.
     why = [one for one in (*plan.why, *plan.limits_why) if not isinstance(one, StepBatch)]
     sentences = [one.words(plan.units.blocks) for one in (*why, *plan.tips)]
     return element("ul", [element("li", sentence) for sentence in sentences], class_="reasons")
 
 
 def shown_layouts(plan: Plan) -> list[Candidate]:
-    """The configurations of the table of layouts, in its order."""
+    """The configurations in the table of layouts, in its order."""
     return ranked(plan, _LAYOUTS)
 
 
 def layouts_table(plan: Plan, named: Named = lambda _, name: name) -> Markup:
-    """The best of each layout, and how many were priced."""
+    """Table of the best of each layout, and how many configurations were priced.
+
+    `named` draws the name of a layout.
+    """
     rows = [_row(plan, one, number, named) for number, one in enumerate(shown_layouts(plan))]
     rows += [
         [_baseline_name(b.name, shorthand(b.strategy)), batch_words(b.strategy),
@@ -80,10 +83,12 @@ def layouts_table(plan: Plan, named: Named = lambda _, name: name) -> Markup:
 
 
 def _baseline_name(name: str, layout: str) -> str:
+    """The layout of a baseline; with its name in front, if that differs."""
     return layout if name == layout else f"{name}: {layout}"
 
 
 def _row(plan: Plan, one: Candidate, number: int, named: Named) -> list[Content]:
+    """Cells of one configuration; the winner is marked as recommended."""
     name = named(number, shorthand(one.strategy))
     if one is plan.winner:
         name = element("b", name, " (recommended)")
@@ -99,7 +104,7 @@ def _row(plan: Plan, one: Candidate, number: int, named: Named) -> list[Content]
 
 
 def front_section(plan: Plan) -> Markup | None:
-    """Memory against speed, the recommended one among them."""
+    """Chart of tokens/s against memory per device; None if no configuration fits."""
     if plan.winner is None:
         return None
     front = sorted([*plan.front, plan.winner], key=lambda c: c.needed_bytes)
@@ -119,6 +124,7 @@ def front_section(plan: Plan) -> Markup | None:
 
 
 def _points(name: str, found: Sequence[Candidate], colour: int, line: bool) -> Series:
+    """Configurations as a series of (GiB per device, tokens/s)."""
     return Series(
         name,
         [(c.needed_bytes / GIB, c.tokens_per_s) for c in found],
@@ -133,7 +139,10 @@ def _points(name: str, found: Sequence[Candidate], colour: int, line: bool) -> S
 
 
 def whatif_section(one: Subject) -> Markup | None:
-    """Other networks and other sizes, planned anew at each point."""
+    """Charts over network bandwidth and number of devices, planned again at each point.
+
+    None if no configuration fits, or neither chart can be drawn.
+    """
     if one.plan is None or one.plan.winner is None:
         return None
     problem = one.plan.problem
@@ -148,6 +157,7 @@ def whatif_section(one: Subject) -> Markup | None:
 
 
 def _network(problem: Problem) -> Markup | None:
+    """Chart of MFU over network bandwidth, in Gbps per device; None on one node."""
     network = problem.cluster.network
     if problem.cluster.nodes == 1 or network is None:
         return None
@@ -167,6 +177,7 @@ def _network(problem: Problem) -> Markup | None:
 
 
 def _devices(problem: Problem) -> Markup | None:
+    """Chart of tokens/s per device over the number of devices; None with fewer than two points."""
     count = problem.cluster.devices
     sizes = [size for size in (count // 8, count // 4, count // 2, count, 2 * count, 4 * count)
              if size >= 1]  # fmt: skip
@@ -188,6 +199,7 @@ def _devices(problem: Problem) -> Markup | None:
 
 
 def _study(problem: Problem, name: str, values: list[str]) -> list[Point]:
+    """Points of a what-if at which a configuration fits; empty if values are not possible."""
     try:
         return [point for point in study(problem, name, values) if point.candidate is not None]
     except SpecError:
@@ -195,6 +207,7 @@ def _study(problem: Problem, name: str, values: list[str]) -> list[Point]:
 
 
 def _line(told: list[tuple[Point, float]], name: str, value: Callable[[Point], float]) -> Series:
+    """A series of `value` at each point; `told` pairs points with their x values."""
     return Series(
         name,
         [(at, value(point)) for point, at in told],
@@ -203,7 +216,7 @@ def _line(told: list[tuple[Point, float]], name: str, value: Callable[[Point], f
 
 
 def point_titles(points: Sequence[Point]) -> list[str]:
-    """The configurations at points that have one, as tooltips."""
+    """Tooltips: the configuration and MFU of each point that has one."""
     return [
         f"{configuration_words(p.candidate.strategy, blocks=blocks_of(p.problem.model))}: "
         f"MFU {p.mfu or 0:.1%}"

@@ -1,4 +1,4 @@
-"""The table of ranks of a trace, which is the evidence for what it blames."""
+"""The table of ranks of a trace: the evidence for stragglers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _MOST = 64
 
 
 def ranks_section(subjects: Sequence[Subject]) -> Markup | None:
-    """Where the time of each rank goes, and how often it arrives last."""
+    """Tables of where the time of each rank goes, and how often it arrives last.
+
+    None without traces.
+    """
     drawn = []
     for one in subjects:
         if one.traced is None:

@@ -8,19 +8,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from shardwise.api import describe_run, estimate_run, plan_run, replay_run, start_command
-from shardwise.observe.diagnosis.communication import transfers_of
-from shardwise.observe.diagnosis.stalls import stalls_of
-from shardwise.observe.diagnosis.verdict import mean
-from shardwise.observe.diagnosis.verdicts import health_of, verdicts_of
-from shardwise.observe.rules import Rules
+from shardwise.launch.command import start_command
+from shardwise.observe.analysis import Trace, read_traces
 from shardwise.observe.run_folder import TRACES, profiled_windows, traces_in
-from shardwise.observe.summary import Summary, summarise
+from shardwise.planning.api import plan_run
 from shardwise.planning.plan import Plan
-from shardwise.report.page.subject import Subject, Traced
+from shardwise.predict.api import estimate_run, replay_run
+from shardwise.report.page.subject import Subject
 from shardwise.runs.find import contender_of
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.lookup import ModuleRef
+from shardwise.spec.question import describe_run
 from shardwise.spec.read_file import open_regular, parse_json, read_bytes, read_json
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, read_run
@@ -32,13 +30,16 @@ from shardwise.step.profile import (
     throughput_of,
 )
 
-# Larger JSON is a trace, or a mistake.
+# Larger JSON files are traces or mistakes; they are refused.
 _MOST_BYTES = 64 * 2**20
 _LONGEST_NAME = 80
 
 
 def read_subjects(paths: Sequence[Path]) -> list[Subject]:
-    """Read all paths; consecutive traces are ranks of one run."""
+    """Read run folders, run.toml files, JSON and traces as subjects of a page.
+
+    Consecutive traces are ranks of one run.
+    """
     found: list[Subject] = []
     for traces, group in groupby(paths, key=_is_trace):
         if traces:
@@ -95,7 +96,7 @@ def _folder(folder: Path) -> list[Subject]:
 def _many(folder: Path, runs: list[Path]) -> list[Subject]:
     """Read the runs in a folder; rounds of one contender of `compare` become one subject."""
     subjects = []
-    # One run says that nothing was profiled; many need not repeat it.
+    # Only a single run gets a note that nothing was profiled.
     for contender, group in groupby(runs, key=contender_of):
         name = "/".join(contender.relative_to(folder).parts)
         rounds = [_run_folder(run, name, alone=False) for run in group]
@@ -128,13 +129,13 @@ def _rounds(rounds: list[Subject]) -> Subject:
 
 
 def one_step(profile: StepProfile) -> float:
-    """The step time of a profile that has one."""
+    """Seconds per step of a profile with a known step time."""
     assert profile.time is not None
     return profile.time.step_s
 
 
 def _run_folder(folder: Path, name: str, *, alone: bool = True) -> Subject:
-    """Read what a run folder holds; only a run that is `alone` says how to profile it."""
+    """Read a run folder; without profiled steps, a run that is `alone` notes how to profile."""
     run = read_run(folder / "run.toml").resolved()
     predicted = _kept(folder / "prediction.json")
     measured = _kept(folder / "measurement.json")
@@ -142,7 +143,9 @@ def _run_folder(folder: Path, name: str, *, alone: bool = True) -> Subject:
     traced = _traced(traces_in(windows[-1]), run.cluster) if windows else None
     simulated, notes = _simulated(run)
     if traced is None and alone:
-        notes += (f"No profiled steps. To profile: shardwise profile {folder / 'run.toml'}",)
+        notes += (
+            f"No profiled steps. To profile: shardwise train {folder / 'run.toml'} --profile 3",
+        )
     return Subject(
         name=name,
         origin=str(folder),
@@ -158,10 +161,12 @@ def _run_folder(folder: Path, name: str, *, alone: bool = True) -> Subject:
 
 
 def _kept(path: Path) -> StepProfile | None:
+    """The profile saved at `path`; None if there is no such file."""
     return read_profile_file(path) if path.is_file() else None
 
 
 def _losses(path: Path) -> list[tuple[int, float]]:
+    """(step, loss) of the lines of a metrics.jsonl, in order; empty if there is no such file."""
     if not path.is_file():
         return []
     found: dict[int, float] = {}
@@ -180,6 +185,7 @@ def _losses(path: Path) -> list[tuple[int, float]]:
 
 
 def _file(path: Path) -> list[Subject]:
+    """Read a run.toml, or the JSON or JSON lines that a command printed with --json."""
     if path.suffix == ".toml":
         return [_planned({"run": path}, path.stem, str(path))]
     if path.suffix not in (".json", ".jsonl"):
@@ -193,7 +199,7 @@ def _file(path: Path) -> list[Subject]:
 
 
 def _told(told: Any, name: str, path: Path) -> Iterator[Subject]:
-    """Read a profile, a prediction with its measurement, a plan, or a list of these."""
+    """Subjects in parsed JSON: a profile, a prediction with its measurement, a plan, or a list."""
     if isinstance(told, list):
         if not told:
             raise SpecError(f"{path}: is an empty list")
@@ -217,7 +223,7 @@ def _told(told: Any, name: str, path: Path) -> Iterator[Subject]:
         )
         yield Subject(name=name, origin=str(path), predicted=mine, measured=real)
     elif {"winner", "layouts", "model", "cluster", "job"} <= set(told):
-        # The page needs the whole plan; planning again takes half a second.
+        # The page needs more than the JSON has: plan again, in half a second.
         job = told["job"] if isinstance(told["job"], Mapping) else {}
         settings = {k: job.get(k) for k in ("seq_len", "global_batch", "optimizer")}
         asked = {"model": str(told["model"]), "cluster": str(told["cluster"]), **settings}
@@ -230,14 +236,15 @@ def _told(told: Any, name: str, path: Path) -> Iterator[Subject]:
 
 
 def _short(name: str) -> str:
-    """The name, cut where it would crowd out the answer."""
+    """The name, cut to `_LONGEST_NAME` characters."""
     return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
 
 
 def _planned(asked: dict[str, Any], name: str, origin: str, chosen: bool = False) -> Subject:
-    """A run.toml or plan; with `chosen`, the plan's strategy replaces that of the run.
+    """Subject of a run.toml or a plan, planned again from its settings.
 
-    `asked` is what describes the run, and no more: what is filled in counts as nobody's choice.
+    With `chosen`, the strategy of the winner replaces that of the run. `asked` has only settings
+    that were given: the planner chooses all others.
     """
     run = describe_run(**asked)
     plan, notes = plan_of(run, asked)
@@ -257,7 +264,7 @@ def _planned(asked: dict[str, Any], name: str, origin: str, chosen: bool = False
 
 
 def plan_of(run: RunSpec, asked: dict[str, Any]) -> tuple[Plan | None, tuple[str, ...]]:
-    """Plan what was asked; where that is not possible, return a sentence that says why."""
+    """Plan for the given settings; or None and sentences that say why there is no plan."""
     if isinstance(run.model, ModuleRef):
         return None, ("No plan for a model of your own here; run 'shardwise plan'.",)
     try:
@@ -267,6 +274,7 @@ def plan_of(run: RunSpec, asked: dict[str, Any]) -> tuple[Plan | None, tuple[str
 
 
 def _simulated(run: RunSpec) -> tuple[Any, tuple[str, ...]]:
+    """The timeline of a simulated step; or None and a note on why there is none."""
     simulated = replay_run(run)
     if simulated is not None:
         return simulated, ()
@@ -279,6 +287,7 @@ def _simulated(run: RunSpec) -> tuple[Any, tuple[str, ...]]:
 
 
 def _traces(paths: list[Path], cluster: ClusterSpec | None, name: str = "") -> Subject:
+    """Subject of traces without a run, one file per rank."""
     origin = " ".join(map(str, paths[:3])) + (" …" if len(paths) > 3 else "")
     return Subject(
         name=name or paths[0].name.removesuffix(".gz").removesuffix(".json"),
@@ -288,23 +297,9 @@ def _traces(paths: list[Path], cluster: ClusterSpec | None, name: str = "") -> S
     )
 
 
-def _traced(paths: list[Path], cluster: ClusterSpec | None) -> Traced | None:
+def _traced(paths: list[Path], cluster: ClusterSpec | None) -> Trace | None:
+    """The analysis of traces, one file per rank; None without files."""
     if not paths:
         return None
-    rules = Rules()
-    summary = summarise(paths, rules, timelines=True)
     known = cluster if cluster is not None and not cluster.device.is_cpu else None
-    return Traced(
-        summary=summary,
-        health=health_of(summary, rules.thresholds),
-        verdicts=verdicts_of(summary, rules.thresholds, known),
-        waiting_ns=_waiting(summary, rules),
-    )
-
-
-def _waiting(summary: Summary, rules: Rules) -> float | None:
-    if summary.joined is None:
-        return None
-    pairs = zip(summary.ranks, transfers_of(summary), strict=True)
-    stalls = [(rank, stalls_of(rank, moved, rules.thresholds)) for rank, moved in pairs]
-    return mean([rank.per_step(float(one.waiting_ns.sum())) for rank, one in stalls])
+    return read_traces(paths, cluster=known, timelines=True)

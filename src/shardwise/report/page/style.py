@@ -1,4 +1,4 @@
-"""Styles of the page and of a notebook's cell, from the files beside this one."""
+"""Styles of the page and of a notebook's cell, from the CSS files of this package."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ _DARK = (
 
 @cache
 def resource(name: str) -> str:
-    """The text of a file of this package."""
+    """The text of a file in this package."""
     return resources.files("shardwise.report.page").joinpath(name).read_text(encoding="utf-8")
 
 
 def page_style() -> Markup:
-    """CSS of a whole page."""
+    """The CSS of a full page."""
     return Markup("\n".join([_palette(":root"), resource("parts.css"), resource("style.css")]))
 
 
 def cell_style() -> Markup:
-    """CSS that reaches nothing outside elements of class `shardwise`."""
+    """The CSS of a notebook's cell; it affects only elements inside class `shardwise`."""
     themes = f"{_LIGHT} {{ {resource('light.css')} }}\n{_DARK} {{ {resource('dark.css')} }}"
     rules = f".shardwise {{\n{resource('cell.css')}\n{resource('parts.css')}\n}}"
     return Markup("\n".join([_palette(".shardwise"), themes, rules]))
 
 
 def _palette(selector: str) -> str:
+    """CSS variables of colours for `selector`, light and dark."""
     light, dark = resource("light.css"), resource("dark.css")
     return (
         f"{selector} {{\n{light}}}\n"

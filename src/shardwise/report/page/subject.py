@@ -1,4 +1,4 @@
-"""Subject: one plan, run or set of traces, with everything known about it."""
+"""`Subject`: one plan, run or set of traces, with everything known about it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,8 @@ from shardwise.step.profile import StepProfile
 from shardwise.step.spans import Timeline
 
 if TYPE_CHECKING:
-    # A plan is drawn without what reads traces.
-    from shardwise.observe.diagnosis.verdict import Health, Verdict
-    from shardwise.observe.summary import Summary
-
-
-class Traced(NamedTuple):
-    """Traces of a run: ranks with their timelines, and the causes of lost time."""
-
-    summary: Summary
-    health: Health
-    verdicts: list[Verdict]
-    # Exposed communication spent waiting for other ranks, of the average rank and step; None where
-    # the clocks of the ranks could not be aligned.
-    waiting_ns: float | None
+    # Drawing a plan does not import the trace readers.
+    from shardwise.observe.analysis import Trace
 
 
 class Subject(NamedTuple):
@@ -38,7 +26,7 @@ class Subject(NamedTuple):
     measured: StepProfile | None = None
     plan: Plan | None = None
     simulated: Timeline | None = None
-    traced: Traced | None = None
+    traced: Trace | None = None
     # (step, loss) of every logged step.
     losses: Sequence[tuple[int, float]] = ()
     commands: Sequence[str] = ()
@@ -47,6 +35,7 @@ class Subject(NamedTuple):
 
     @property
     def profiles(self) -> list[StepProfile]:
+        """The known profiles: predicted, then measured."""
         return [profile for profile in (self.predicted, self.measured) if profile is not None]
 
     @property

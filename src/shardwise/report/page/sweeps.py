@@ -1,4 +1,4 @@
-"""Many profiles as curves: step time against the quantity in which they differ."""
+"""Many profiles as curves: step time against the one quantity that varies."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from shardwise.step.words import strategy_words
 
 
 class _Quantity(NamedTuple):
+    """A quantity that may vary: its title, how to read it from a profile, how to show it."""
+
     title: str
     read: Callable[[StepProfile], object]
     show: Callable[[float], str]
@@ -30,13 +32,16 @@ _QUANTITIES = (
     _Quantity("micro-batch", lambda p: p.strategy.get("micro_batch"), show_whole),
     _Quantity("accumulation steps", lambda p: p.strategy.get("accumulate"), show_whole),
 )
-# With fewer values, bars show more than a curve.
+# Fewest values for a curve.
 _LEAST = 3
 _MOST_FIGURES = 4
 
 
 def sweep_section(subjects: Sequence[Subject]) -> Markup | None:
-    """Draw step time and exposed communication against the quantity with the most values."""
+    """Charts of step time and exposed communication against the quantity with most values.
+
+    None if no quantity has at least three values.
+    """
     known = [one for one in subjects if one.profile is not None and one.profile.time is not None]
     quantity = _varied(known)
     if quantity is None:
@@ -69,23 +74,25 @@ def sweep_section(subjects: Sequence[Subject]) -> Markup | None:
 
 
 def _number(value: object) -> float | None:
+    """A positive number as a float; None for anything else."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if number and value > 0 else None  # type: ignore[arg-type, operator]
 
 
 def _value(subject: Subject, quantity: _Quantity) -> float | None:
+    """The value of a quantity for a subject; None if it is unknown."""
     return _number(quantity.read(subject.profile)) if subject.profile is not None else None
 
 
 def _varied(subjects: Sequence[Subject]) -> _Quantity | None:
-    """The quantity with the most values."""
+    """The quantity with the most distinct values; None if that is fewer than `_LEAST`."""
     counts = [len({_value(s, q) for s in subjects} - {None}) for q in _QUANTITIES]
     most = max(counts)
     return _QUANTITIES[counts.index(most)] if most >= _LEAST else None
 
 
 def _groups(subjects: Sequence[Subject], varied: _Quantity) -> dict[str, list[Subject]]:
-    """Group subjects that differ only in their strategy and the quantity."""
+    """Subjects that differ only in strategy and `varied`, by a title of their other quantities."""
     others = [q for q in _QUANTITIES if q is not varied
               and len({_value(s, q) for s in subjects} - {None}) > 1]  # fmt: skip
     found: dict[str, list[Subject]] = {}
@@ -99,6 +106,7 @@ def _groups(subjects: Sequence[Subject], varied: _Quantity) -> dict[str, list[Su
 
 
 def _lines(subjects: Sequence[Subject], x: _Quantity, share: bool = False) -> list[Series]:
+    """A series per strategy and kind: seconds per step or, with `share`, its exposed share."""
     names = list(dict.fromkeys(_label(s) for s in subjects))
     lines = []
     for kind in ("predicted", "measured"):
@@ -121,12 +129,16 @@ def _lines(subjects: Sequence[Subject], x: _Quantity, share: bool = False) -> li
 
 
 def _label(subject: Subject) -> str:
+    """The strategy of a subject in words."""
     assert subject.profile is not None
     return strategy_words(subject.profile)
 
 
 def best_by_value(subjects: Sequence[Subject]) -> list[str]:
-    """Sentences that name the fastest at the lowest and at the highest value."""
+    """Two sentences: the fastest subject at the lowest and at the highest value.
+
+    Empty if no quantity varies enough.
+    """
     known = [one for one in subjects if one.profile is not None and one.profile.throughput]
     quantity = _varied(known)
     if quantity is None:
@@ -145,5 +157,6 @@ def best_by_value(subjects: Sequence[Subject]) -> list[str]:
 
 
 def _tokens_per_s(one: Subject) -> float:
+    """Tokens/s of a subject; 0 if unknown."""
     assert one.profile is not None
     return one.profile.throughput.tokens_per_s if one.profile.throughput else 0.0

@@ -1,16 +1,20 @@
-"""Stacked bars of where the time of a step goes: predicted, simulated and measured."""
+"""Stacked bars of the step time by part: predicted, simulated and measured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from shardwise.observe.diagnosis.verdict import mean
 from shardwise.report.page.bars import Bar, bars
 from shardwise.report.page.markup import Markup, element, fragment
-from shardwise.report.page.subject import Subject, Traced
+from shardwise.report.page.subject import Subject
 from shardwise.spec.quantity import show_seconds
 from shardwise.step.breakdown import breakdown
 from shardwise.step.profile import StepProfile
+
+if TYPE_CHECKING:
+    from shardwise.observe.analysis import Trace
 
 PARTS = {
     "compute": "compute",
@@ -24,7 +28,7 @@ PARTS = {
 
 
 def time_section(subjects: Sequence[Subject]) -> Markup | None:
-    """A bar per step whose time is known, divided into its parts."""
+    """One bar per known step, in seconds, divided into its parts; None without any."""
     rows = [bar for subject in subjects for bar in _bars(subject)]
     if not rows:
         return None
@@ -48,6 +52,7 @@ def time_section(subjects: Sequence[Subject]) -> Markup | None:
 
 
 def _bars(subject: Subject) -> Iterator[Bar]:
+    """The bars of a subject: predicted, simulated, measured and profiled, as far as known."""
     if subject.predicted is not None and subject.predicted.time is not None:
         yield _profile_bar(subject.name, subject.predicted)
     if subject.simulated is not None and subject.traced is not None:
@@ -69,7 +74,7 @@ def _bars(subject: Subject) -> Iterator[Bar]:
 
 
 def _profile_bar(name: str, profile: StepProfile) -> Bar:
-    """The bar of a predicted or measured step."""
+    """Bar of a predicted or measured step, in seconds."""
     time = profile.time
     assert time is not None
     parts = {
@@ -89,8 +94,8 @@ def _profile_bar(name: str, profile: StepProfile) -> Bar:
     return Bar(name, profile.provenance.kind, parts, remark)
 
 
-def _profiled(name: str, traced: Traced) -> Bar:
-    """The bar of traces, averaged over ranks."""
+def _profiled(name: str, traced: Trace) -> Bar:
+    """Bar of the profiled steps, in seconds per step, averaged over ranks."""
     ranks = traced.summary.ranks
 
     def spent(field: str) -> float:

@@ -1,4 +1,4 @@
-"""Steps as lanes of spans with memory on the same clock, packed for the script that draws them.
+"""Steps as lanes of spans, with memory over the same time axis, packed for a script to draw.
 
 Columns of integers, deflated: a quarter of a million spans take less than two megabytes.
 """
@@ -24,18 +24,19 @@ from shardwise.step.spans import KINDS, Timeline
 if TYPE_CHECKING:
     from shardwise.observe.rank.summary import RankSummary
 
-# Together; beyond it ranks are left out, and within a rank the shortest spans are drawn as one.
+# Most spans of all ranks, beyond which ranks are left out; and of one rank, beyond which short
+# neighbouring spans are merged.
 MOST_SPANS = 400_000
 MOST_OF_ONE = 60_000
 MOST_MEMORY = 4_000
-# Peaks closer than this are one.
+# Relative difference below which two peaks count as equal.
 _SAME_PEAK = 0.005
 # Ticks of the clock over the longest step: finer than any screen can zoom.
 _TICKS = 2**30
 
 
 class Step(NamedTuple):
-    """One step of one rank, beginning at 0."""
+    """One step of one rank: its timeline starts at 0, its length is in nanoseconds."""
 
     name: str
     kind: str
@@ -45,7 +46,7 @@ class Step(NamedTuple):
 
 
 def timeline_section(subjects: Sequence[Subject]) -> Markup | None:
-    """Lanes of a simulated and a measured step under one clock; zoomed and moved by a script."""
+    """Lanes of a simulated and a measured step on one clock; a script zooms and moves them."""
     steps, remarks = _steps(subjects)
     if not steps:
         return None
@@ -86,6 +87,7 @@ def timeline_section(subjects: Sequence[Subject]) -> Markup | None:
 
 
 def _alt(steps: Sequence[Step]) -> str:
+    """A description of the timeline for screen readers."""
     told = ", ".join(f"{s.name} ({s.kind}, {s.length_ns / 1e6:,.1f} ms)" for s in steps[:8])
     return f"Timeline of {len(steps)} steps: {told}"
 
@@ -94,6 +96,7 @@ def _alt(steps: Sequence[Step]) -> str:
 
 
 def _steps(subjects: Sequence[Subject]) -> tuple[list[Step], list[str]]:
+    """Steps to draw and remarks on them; steps beyond `MOST_SPANS` spans are left out."""
     found: list[Step] = []
     remarks: list[str] = []
     several = len(subjects) > 1
@@ -119,6 +122,10 @@ def _steps(subjects: Sequence[Subject]) -> tuple[list[Step], list[str]]:
 
 
 def _measured(subject: Subject, of: str, remarks: list[str]) -> Iterator[Step]:
+    """The measured step of each rank of a subject; appends remarks to `remarks`.
+
+    `of` is a prefix of names.
+    """
     assert subject.traced is not None
     joined = subject.traced.summary.joined
     ranks = subject.traced.summary.ranks
@@ -150,7 +157,7 @@ def _measured(subject: Subject, of: str, remarks: list[str]) -> Iterator[Step]:
 
 
 def _other_peak(subject: Subject, of: str, curve_peak: int) -> list[str]:
-    """Why the peak of a curve is not the one in the headline, where they differ."""
+    """A remark if the peak of the memory curve differs from the measured peak; else empty."""
     if not curve_peak or subject.measured is None or subject.measured.memory is None:
         return []
     tensors = subject.measured.memory.peak_allocated_bytes
@@ -163,7 +170,10 @@ def _other_peak(subject: Subject, of: str, curve_peak: int) -> list[str]:
 
 
 def _middle_step(ranks: Sequence[RankSummary], number: int) -> tuple[int, int]:
-    """The step of median length of the first rank, and the same one of the others."""
+    """Window (begin, end) in nanoseconds of one step of rank `number`.
+
+    The step is that of median length on the first rank.
+    """
     first = ranks[0].windows
     order = sorted(range(len(first)), key=lambda n: first[n][1] - first[n][0])
     place = order[len(order) // 2] if order else 0
@@ -172,6 +182,7 @@ def _middle_step(ranks: Sequence[RankSummary], number: int) -> tuple[int, int]:
 
 
 def _resting(subject: Subject) -> int:
+    """Bytes of parameters and optimizer states that the run measured; 0 if it did not."""
     if subject.measured is None or subject.measured.memory is None:
         return 0
     terms = subject.measured.memory.terms
@@ -179,7 +190,7 @@ def _resting(subject: Subject) -> int:
 
 
 def thin(timeline: Timeline, most: int) -> Timeline:
-    """At most about so many spans: short neighbours of one kind on one lane become one."""
+    """Merge short neighbouring spans of one kind on one lane until at most `most` spans remain."""
     order = np.lexsort((timeline.start_ns, timeline.lane))
     names = ("lane", "start_ns", "end_ns", "kind", "name", "unit", "bytes")
     columns = {name: getattr(timeline, name)[order] for name in names}
@@ -215,7 +226,10 @@ def thin(timeline: Timeline, most: int) -> Timeline:
 
 
 def packed(steps: Sequence[Step]) -> dict[str, Any]:
-    """What the script reads: names once, and for each step columns and a memory curve."""
+    """Steps as JSON for the page's script: columns of spans and a memory curve for each step.
+
+    Names are stored once for all steps. Times are in ticks of `tick_ns` nanoseconds.
+    """
     first = min(s.timeline.window[0] for s in steps)
     last = max(s.timeline.window[1] for s in steps)
     tick = max(1, -(-(last - first) // _TICKS))
@@ -231,6 +245,7 @@ def packed(steps: Sequence[Step]) -> dict[str, Any]:
 
 
 def _packed(step: Step, first: int, tick: int, names: dict[str, int]) -> dict[str, Any]:
+    """One step as JSON; times are ticks since `first`, and new names are added to `names`."""
     t = step.timeline
     used = np.unique(t.lane).tolist()
     order = np.lexsort((t.start_ns, t.lane))
@@ -257,7 +272,10 @@ def _packed(step: Step, first: int, tick: int, names: dict[str, int]) -> dict[st
 
 
 def _named(t: Timeline, order: npt.NDArray[np.int64], names: dict[str, int]) -> Any:
-    """Codes of what a span is called on the page: its name, and its unit where it has one."""
+    """The code of each span's name on the page, in `order`; new names are added to `names`.
+
+    The name of a span ends with its FSDP unit, if it has one.
+    """
     pairs = np.stack([t.name[order], t.unit[order]], axis=1)
     found, inverse = np.unique(pairs, axis=0, return_inverse=True)
     codes = []
@@ -269,7 +287,10 @@ def _named(t: Timeline, order: npt.NDArray[np.int64], names: dict[str, int]) -> 
 
 
 def _curve(t: Timeline) -> npt.NDArray[np.int64]:
-    """The memory counter; of too many points the largest of each few."""
+    """Times (ns) and bytes of the memory curve as two rows; at most `MOST_MEMORY` points.
+
+    Of too many points, the largest of each group is kept.
+    """
     points = np.stack([t.memory_ns, t.memory_bytes]) if len(t.memory_ns) else np.empty((2, 0))
     count = points.shape[1]
     if count > MOST_MEMORY:
@@ -280,5 +301,6 @@ def _curve(t: Timeline) -> npt.NDArray[np.int64]:
 
 
 def _deflated(columns: npt.NDArray[np.int32]) -> str:
+    """Integers as little-endian 32-bit, deflated, in base64."""
     raw = columns.astype("<i4").tobytes()
     return base64.b64encode(zlib.compress(raw, 9)).decode("ascii")

@@ -42,6 +42,7 @@ def units_section(subjects: Sequence[Subject]) -> Markup | None:
 
 
 def _tables(one: Subject) -> list[Markup]:
+    """Tables of the units of one subject: measured on one rank, and simulated."""
     tables = []
     if one.traced is not None:
         rank = next((r for r in one.traced.summary.ranks if r.units), None)
@@ -55,6 +56,7 @@ def _tables(one: Subject) -> list[Markup]:
 
 
 def _table(units: Sequence[UnitTime], rank: RankSummary | None, title: str, kind: str) -> Markup:
+    """One table of units; `rank` is None for a simulated step."""
     rows = merge_equal_rows([(unit.unit, unit_cells(unit, rank, _short)) for unit in units])
     left = len(rows) - _MAX_ROWS
     more = element("p", f"{left} more rows not shown.", class_="fine") if left > 0 else None
@@ -68,4 +70,5 @@ def _table(units: Sequence[UnitTime], rank: RankSummary | None, title: str, kind
 
 
 def _short(nanoseconds: float) -> str:
+    """Nanoseconds as milliseconds, without a unit."""
     return milliseconds(nanoseconds, ".3g", 99.5)

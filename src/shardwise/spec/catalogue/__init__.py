@@ -1,9 +1,8 @@
-"""The catalogue: model shapes and devices that can be named, each figure with its source."""
+"""The catalogue of model shapes, devices and coefficients, each figure with its source."""
 
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -13,37 +12,20 @@ from typing import Any
 from shardwise.spec.cluster import ClusterSpec, DeviceSpec
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError, did_you_mean
+from shardwise.spec.tables import entry, sections
 
-# The source of memory that was read where the command runs. It is not written to files, which may
-# be for another machine.
+# The source of a memory size that was read from this machine. Such a size is not written to files,
+# which may be for another machine.
 HERE = "this machine"
-_HEADER = re.compile(r'^\["?([^"\].]+(?:\.[0-9][^"\].]*)*)"?(?:\.[a-z_]+)?\]$', re.MULTILINE)
-
-
-@cache
-def _sections(file: str) -> Mapping[str, str]:
-    """The text of each entry, by name. Parsing one entry is a hundred times faster than all."""
-    text = Path(__file__).with_name(file).read_text(encoding="utf-8")
-    found: dict[str, str] = {}
-    headers = list(_HEADER.finditer(text))
-    for header, following in zip(headers, [*headers[1:], None], strict=True):
-        end = following.start() if following else len(text)
-        found[header[1]] = found.get(header[1], "") + text[header.start() : end]
-    return found
-
-
-@cache
-def _entry(file: str, name: str) -> dict[str, Any]:
-    parsed: dict[str, Any] = tomllib.loads(_sections(file)[name])[name]
-    return parsed
 
 
 def model_names() -> list[str]:
-    return list(_sections("models.toml"))
+    """The names of all model presets."""
+    return list(sections("models.toml"))
 
 
 def model(name: str) -> ModelSpec:
-    """The preset called `name` (case does not matter)."""
+    """The model preset called `name` (case does not matter); SpecError if there is none."""
     folded = {known.lower(): known for known in model_names()}
     known = folded.get(name.lower())
     if known is None:
@@ -51,29 +33,29 @@ def model(name: str) -> ModelSpec:
             "; give a folder with its config.json, or a name of 'shardwise catalog models'"
         )
         raise SpecError(f"model: unknown model {name[:60]!r}{hint}")
-    entry = _entry("models.toml", known)
-    return ModelSpec.read({"name": known, **entry}, where=f"models.toml: {known}")
+    fields = entry("models.toml", known)
+    return ModelSpec.read({"name": known, **fields}, where=f"models.toml: {known}")
 
 
 @cache
 def _device(name: str) -> DeviceSpec:
-    entry = _entry("devices.toml", name)
-    return DeviceSpec.read({"name": name, **entry}, where=f"devices.toml: {name}")
+    fields = entry("devices.toml", name)
+    return DeviceSpec.read({"name": name, **fields}, where=f"devices.toml: {name}")
 
 
 class _Devices(Mapping[str, DeviceSpec]):
-    """Devices by name, each read when it is asked for."""
+    """All devices by name; each is read from the catalogue on first access."""
 
     def __getitem__(self, name: str) -> DeviceSpec:
-        if name not in _sections("devices.toml"):
+        if name not in sections("devices.toml"):
             raise KeyError(name)
         return _device(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_sections("devices.toml"))
+        return iter(sections("devices.toml"))
 
     def __len__(self) -> int:
-        return len(_sections("devices.toml"))
+        return len(sections("devices.toml"))
 
 
 _DEVICES = _Devices()
@@ -90,7 +72,10 @@ def this_machine(processes: int) -> DeviceSpec:
 
 
 def with_memory_here(cluster: ClusterSpec) -> ClusterSpec:
-    """The cluster; generic CPUs have this machine's memory, which their processes share."""
+    """The cluster, with this machine's memory per process if its devices are generic CPUs.
+
+    Other clusters are returned unchanged.
+    """
     device = cluster.device
     if not device.is_cpu or device != _device("CPU"):
         return cluster
@@ -102,12 +87,12 @@ def with_memory_here(cluster: ClusterSpec) -> ClusterSpec:
 
 
 def devices() -> Mapping[str, DeviceSpec]:
-    """Every device by name."""
+    """All devices of the catalogue by name."""
     return _DEVICES
 
 
 def find_device(name: str) -> DeviceSpec:
-    """The device called `name` (case does not matter)."""
+    """The device called `name` (case does not matter); SpecError if there is none."""
     folded = {known.lower(): known for known in _DEVICES}
     if name.lower() not in folded:
         hint = did_you_mean(name, _DEVICES) or "; see 'shardwise catalog devices'"
@@ -115,37 +100,29 @@ def find_device(name: str) -> DeviceSpec:
     return _DEVICES[folded[name.lower()]]
 
 
-def software_names() -> list[str]:
-    return list(_sections("software.toml"))
-
-
-def software_entry(name: str) -> dict[str, Any]:
-    """What the catalogue says of a software."""
-    return _entry("software.toml", name)
-
-
 @cache
 def step_coefficients() -> dict[str, float]:
-    """What was fitted to runs, by name; what is of one stack as "stack.name"."""
-    found = _values(_entry("coefficients.toml", "step"))
-    for section in _sections("coefficients.toml"):
+    """Coefficients fitted to runs, by name; those of one stack only as "stack.name"."""
+    found = _values(entry("coefficients.toml", "step"))
+    for section in sections("coefficients.toml"):
         stack = section.removeprefix("stack-")
         if stack != section:
-            own = _values(_entry("coefficients.toml", section))
+            own = _values(entry("coefficients.toml", section))
             found |= {f"{stack}.{name}": value for name, value in own.items()}
     return found
 
 
-def _values(entry: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(fitted["value"]) for name, fitted in entry.items()}
+def _values(section: Mapping[str, Any]) -> dict[str, float]:
+    """The values of a section of fitted coefficients, by name."""
+    return {name: float(fitted["value"]) for name, fitted in section.items()}
 
 
 def device_coefficients(device: str) -> dict[str, float] | None:
-    """Coefficients fitted to contributed runs on one device; None where there are none."""
+    """Coefficients fitted to contributed runs on one device; None if there are none."""
     name = f"device-{device}"
-    if name not in _sections("coefficients.toml"):
+    if name not in sections("coefficients.toml"):
         return None
-    return _values(_entry("coefficients.toml", name))
+    return _values(entry("coefficients.toml", name))
 
 
 def accuracy() -> list[dict[str, Any]]:
@@ -156,11 +133,11 @@ def accuracy() -> list[dict[str, Any]]:
 
 
 def figure(name: str) -> float:
-    """The value of a figure that is neither arithmetic nor data sheet."""
-    return float(_entry("coefficients.toml", name)["value"])
+    """The value of a constant in coefficients.toml, such as a fitted or assumed figure."""
+    return float(entry("coefficients.toml", name)["value"])
 
 
 def coefficient(name: str) -> tuple[float, float]:
-    """The interval of a figure that is neither arithmetic nor data sheet."""
-    entry = _entry("coefficients.toml", name)
-    return float(entry["low"]), float(entry["high"])
+    """The interval (low, high) of a figure in coefficients.toml."""
+    interval = entry("coefficients.toml", name)
+    return float(interval["low"]), float(interval["high"])

@@ -25,7 +25,6 @@ from shardwise.stacks.program.settings import (
     ACCUMULATE,
     BUCKET_MIB,
     CLIP_NORM,
-    COSINE,
     DATA_PARALLEL,
     DEVICE,
     DEVICES,
@@ -44,6 +43,7 @@ from shardwise.stacks.program.settings import (
     SAVE_MINUTES,
     SAVES,
     SAVES_BETWEEN,
+    SCHEDULE,
     SEQ_LEN,
     STEPS,
     SYNCS_LAST,
@@ -94,7 +94,7 @@ class Training(LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = make_optimizer(self.model)
-        if not COSINE and WARMUP_STEPS == 0:
+        if SCHEDULE == "constant" and WARMUP_STEPS == 0:
             return {"optimizer": optimizer}
         rates = LambdaLR(optimizer, lambda step: learning_rate(step) / LEARNING_RATE)
         return {

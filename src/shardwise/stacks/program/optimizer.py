@@ -12,7 +12,6 @@ from torch.nn.utils import get_total_norm
 
 from shardwise.stacks.program.settings import (
     BETAS,
-    COSINE,
     EPSILON,
     FINAL_SHARE,
     FUSED,
@@ -20,6 +19,7 @@ from shardwise.stacks.program.settings import (
     LEARNING_RATE,
     MOMENTUM,
     OPTIMIZER,
+    SCHEDULE,
     SEQUENCE_PARALLEL,
     STEPS,
     TENSOR,
@@ -47,14 +47,16 @@ def make_optimizer(model: nn.Module) -> Any:
 def learning_rate(step: int) -> float:
     if WARMUP_STEPS > 0 and step < WARMUP_STEPS:
         return LEARNING_RATE * (step + 1) / WARMUP_STEPS
-    if COSINE:
-        if WARMUP_STEPS > 0:
-            share = (step - WARMUP_STEPS) / max(1, STEPS - WARMUP_STEPS)
-        else:
-            share = step / STEPS
-        cosine = 0.5 * (1 + math.cos(math.pi * share))
-        return LEARNING_RATE * (FINAL_SHARE + (1 - FINAL_SHARE) * cosine)
-    return LEARNING_RATE
+    if SCHEDULE == "constant":
+        return LEARNING_RATE
+    if WARMUP_STEPS > 0:
+        share = (step - WARMUP_STEPS) / max(1, STEPS - WARMUP_STEPS)
+    else:
+        share = step / STEPS
+    left = 1 - share
+    if SCHEDULE == "cosine":
+        left = 0.5 * (1 + math.cos(math.pi * share))
+    return LEARNING_RATE * (FINAL_SHARE + (1 - FINAL_SHARE) * left)
 
 
 def by_mesh(model: nn.Module) -> list[list[Any]]:

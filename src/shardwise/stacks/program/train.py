@@ -34,7 +34,6 @@ from shardwise.stacks.program.settings import (
     BACKEND,
     CLIP_NORM,
     CONTEXT,
-    COSINE,
     DEVICE,
     DIVIDED,
     FUSED,
@@ -49,6 +48,7 @@ from shardwise.stacks.program.settings import (
     RESHARDS_LAST,
     SAVE_EVERY,
     SAVES,
+    SCHEDULE,
     SEQ_LEN,
     SEQUENCE_PARALLEL,
     SEQUENCE_PARTS,
@@ -152,7 +152,7 @@ def train() -> None:
                 clip_grads_with_norm_(group, CLIP_NORM, norm)
         elif CLIP_NORM > 0:
             clip_grads_with_norm_(model.parameters(), CLIP_NORM, norm)
-        if COSINE or WARMUP_STEPS > 0:
+        if SCHEDULE != "constant" or WARMUP_STEPS > 0:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step)
         if FUSED:

@@ -30,7 +30,7 @@ TENSOR, CONTEXT, ULYSSES = (f"{_PREFIX}{axis}_size" for axis in ("tp", "cp", "sp
 
 
 def read(table: Mapping[str, object]) -> Imported:
-    """The settings of the YAML; those of the script that accelerate starts are not in it."""
+    """The settings of the YAML; those of the launched script are reported as lost."""
     reading = _strategy(table)
     if "micro_batch" not in reading.strategy:
         reading.lose("micro_batch", "the batch_size of the script's DataLoader is not in this file")
@@ -40,6 +40,7 @@ def read(table: Mapping[str, object]) -> Imported:
 
 
 def _strategy(table: Mapping[str, object]) -> Reading:
+    """Read everything in the YAML; the script decides the micro-batch."""
     reading = Reading("an accelerate configuration")
     # YAML reads a bare `no` as false.
     given = table.get("distributed_type")
@@ -86,7 +87,10 @@ def _settle(
     fields: dict[str, object],
     why: str = "",
 ) -> None:
-    """Settle fields by a setting, or by its default where it is absent; both are `holds`."""
+    """Set fields from a setting, or from its default if it is absent.
+
+    `given` is the file's value, None if absent; `holds` is the value that applies.
+    """
     if given is None:
         reading.default(key, fields, holds, why)
     else:
@@ -94,7 +98,7 @@ def _settle(
 
 
 def _named(table: Mapping[str, object], prefix: str) -> dict[str, object]:
-    """The settings under their full names; accelerate takes both."""
+    """The settings with `prefix` before each name; accelerate accepts both forms."""
     return {
         name if name.startswith(prefix) else f"{prefix}{name}": value
         for name, value in table.items()
@@ -102,11 +106,12 @@ def _named(table: Mapping[str, object], prefix: str) -> dict[str, object]:
 
 
 def _with(prefix: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names, each with the prefix."""
     return tuple(f"{prefix}{name}" for name in names)
 
 
 def _read_unused(table: Mapping[str, object], kind: str, reading: Reading) -> None:
-    """Sections that accelerate itself does not look at, or that have no counterpart."""
+    """Report sections that accelerate ignores for this `distributed_type`, and unsupported ones."""
     for owner, key in (("FSDP", "fsdp_config"), ("DEEPSPEED", "deepspeed_config")):
         if table.get(key) and kind != owner:
             reading.lose(key, f"it has no effect where distributed_type is {kind}")
@@ -118,6 +123,7 @@ def _read_unused(table: Mapping[str, object], kind: str, reading: Reading) -> No
 
 
 def _read_precision(table: Mapping[str, object], reading: Reading) -> None:
+    """Read `mixed_precision` as the dtypes of parameters and reductions."""
     written = table.get("mixed_precision")
     # YAML reads a bare `no` as false.
     given = "no" if written is None or written is False else plain(written).lower()
@@ -135,6 +141,7 @@ def _read_precision(table: Mapping[str, object], reading: Reading) -> None:
 
 
 def _read_fsdp(table: Mapping[str, object], reading: Reading) -> None:
+    """Read `fsdp_config` and `parallelism_config`."""
     settings = _named(section(table, "fsdp_config"), "fsdp_")
     list_unknown(reading, settings, _with("fsdp_", known_keys.FSDP), "fsdp_config.")
     version = whole(settings, "fsdp_version") or 1
@@ -171,9 +178,10 @@ def _read_fsdp(table: Mapping[str, object], reading: Reading) -> None:
 
 
 def _read_fsdp1(settings: Mapping[str, object], reading: Reading) -> None:
+    """Read the sharding strategy and the prefetch of FSDP1."""
     key = "fsdp_sharding_strategy"
     if settings.get(key) is None and settings.get("fsdp_reshard_after_forward") is not None:
-        # Where newer versions of accelerate write it, for FSDP1 too.
+        # Newer versions of accelerate use this key for FSDP1 too.
         key = "fsdp_reshard_after_forward"
     given = word(settings, key, "FULL_SHARD")
     given = {"TRUE": "FULL_SHARD", "FALSE": "SHARD_GRAD_OP"}.get(given, given)
@@ -206,6 +214,7 @@ def _read_fsdp1(settings: Mapping[str, object], reading: Reading) -> None:
 
 
 def _read_units(settings: Mapping[str, object], reading: Reading) -> None:
+    """Compare the FSDP units of the wrap policy with one unit per block."""
     policy = word(settings, "fsdp_auto_wrap_policy", "NO_WRAP")
     if policy == "TRANSFORMER_BASED_WRAP":
         layer = settings.get("fsdp_transformer_layer_cls_to_wrap")
@@ -224,6 +233,7 @@ def _read_units(settings: Mapping[str, object], reading: Reading) -> None:
 
 
 def _read_degrees(table: Mapping[str, object], reading: Reading) -> None:
+    """Read the degrees of `parallelism_config`."""
     if not table:
         return
     settings = _named(table, _PREFIX)
@@ -242,10 +252,14 @@ def _read_degrees(table: Mapping[str, object], reading: Reading) -> None:
 
 
 def read_inner_axes(settings: Mapping[str, object], reading: Reading) -> int:
-    """Tensor and context degrees; returns how many devices work on the same sequences."""
+    """Read tensor and context degrees.
+
+    Returns:
+        The number of devices that work on the same sequences: tensor × context.
+    """
     tensor, ring, ulysses = (whole(settings, key) or 1 for key in (TENSOR, CONTEXT, ULYSSES))
     if tensor > 1:
-        # Whatever reads the model's plan: transformers divides matrices, and nothing between them.
+        # transformers' plan shards matrices only, so sequence parallelism is off.
         reading.given("tp_size", {"tensor": tensor}, why=", without sequence parallelism")
         reading.strategy["sequence_parallel"] = False
     if ring > 1 and ulysses > 1:
@@ -261,6 +275,10 @@ def read_inner_axes(settings: Mapping[str, object], reading: Reading) -> int:
 
 
 def _set_degrees(replicate: int, shard: int, others: int, reading: Reading) -> None:
+    """Set shard and replicate degrees, checked against the number of processes.
+
+    `others` is the number of devices that work on the same sequences.
+    """
     said, count = f"dp_replicate_size {replicate} x dp_shard_size {shard}", reading.processes
     if replicate > 1 or shard > 1:
         reading.strategy.pop("within_node", None)
@@ -297,6 +315,7 @@ def _set_degrees(replicate: int, shard: int, others: int, reading: Reading) -> N
 
 
 def _read_deepspeed(table: Mapping[str, object], reading: Reading) -> None:
+    """Read `deepspeed_config`, whose settings are in the same file."""
     settings = section(table, "deepspeed_config")
     if settings.get("deepspeed_config_file"):
         raise SpecError(

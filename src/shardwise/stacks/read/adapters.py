@@ -1,4 +1,4 @@
-"""LoRA and quantised weights of other stacks, as the fields of an Adapter."""
+"""Read LoRA and quantised weights of other stacks as the fields of an Adapter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwise.spec.record import SpecError
 from shardwise.stacks.outcomes import UNSAID, plain, quoted
 from shardwise.stacks.read.imported import Reading, flag, real, whole
 
-# The layers that peft adapts in Llama and most others where a file names none.
+# The layers that peft adapts by default in Llama and most other models.
 PEFT_TARGETS = ("q_proj", "v_proj")
 _ALL = (ALL_LINEAR, "all", "all_linear")
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
@@ -20,7 +20,7 @@ _DTYPES = {theirs: ours for ours, theirs in TORCH_NAMES.items()}
 
 
 class LoraKeys(NamedTuple):
-    """What a stack calls the settings of LoRA, and what holds where they are absent."""
+    """A stack's keys for the settings of LoRA, and its defaults."""
 
     rank: str = "r"
     alpha: str = "lora_alpha"
@@ -30,16 +30,16 @@ class LoraKeys(NamedTuple):
     dora: str = "use_dora"
     train: str = "modules_to_save"
     default_rank: int = 8
-    # None is twice the rank.
+    # None means twice the rank.
     default_alpha: float | None = 8
     default_dropout: float = 0.0
     default_targets: tuple[str, ...] | None = None
-    # Whether names are one text, divided by commas; otherwise a text is a pattern.
+    # Whether a text holds names separated by commas; otherwise a text is one name or pattern.
     commas: bool = False
 
 
 def set_lora(reading: Reading, table: Mapping[str, object], keys: LoraKeys) -> None:
-    """The adapter of a table that asks for LoRA."""
+    """Set the adapter of `reading` from a table that asks for LoRA."""
     rank = whole(table, keys.rank)
     if rank is None:
         rank = keys.default_rank
@@ -66,6 +66,7 @@ def set_lora(reading: Reading, table: Mapping[str, object], keys: LoraKeys) -> N
 
 
 def _names(given: object, keys: LoraKeys) -> tuple[str, ...]:
+    """The names of layers in a value: a text, a list of texts, or None (empty)."""
     if given is None:
         return ()
     if isinstance(given, str):
@@ -77,6 +78,10 @@ def _names(given: object, keys: LoraKeys) -> tuple[str, ...]:
 
 
 def _targets(reading: Reading, given: object, keys: LoraKeys) -> tuple[str, ...]:
+    """The layers that get adapters.
+
+    If the file names none, the stack's default. A pattern is read as all linear layers.
+    """
     names = _names(given, keys)
     if not names and keys.default_targets is not None:
         return keys.default_targets
@@ -101,7 +106,7 @@ def _targets(reading: Reading, given: object, keys: LoraKeys) -> tuple[str, ...]
 
 
 class Quantisation(NamedTuple):
-    """How bitsandbytes stores frozen weights."""
+    """The format in which bitsandbytes stores frozen weights."""
 
     bits: int
     kind: str = "nf4"
@@ -110,7 +115,10 @@ class Quantisation(NamedTuple):
 
 
 def set_base(reading: Reading, loaded: object, quantised: Quantisation | None = None) -> None:
-    """How frozen weights are stored; `loaded` is the dtype that the model is loaded in."""
+    """Set `adapter.base`, the format of frozen weights.
+
+    `loaded` is the dtype that the model is loaded in; it is used without `quantised`.
+    """
     if not reading.adapter:
         if quantised is not None:
             reading.lose(
@@ -137,7 +145,10 @@ def set_base(reading: Reading, loaded: object, quantised: Quantisation | None = 
 
 
 def loaded_dtype(reading: Reading, given: object) -> str | None:
-    """The short name of the dtype that a model is loaded in."""
+    """The short name, such as "bf16", of the dtype that a model is loaded in.
+
+    None if it is absent, or unknown to Shardwise, which is reported.
+    """
     name = plain(given).removeprefix("torch.")
     if given is None:
         return None
@@ -151,9 +162,10 @@ def loaded_dtype(reading: Reading, given: object) -> str | None:
 
 
 def set_master(reading: Reading, loaded: str | None) -> None:
-    """The dtype of trained parameters where all are trained: the one they are loaded in.
+    """Set the dtypes for full training of a model that is loaded in bf16 or fp16.
 
-    accelerate's FSDP2 makes them fp32 if it computes in a lower precision.
+    Trained parameters keep the dtype they are loaded in. No change with adapters, nor with sharding
+    and mixed precision: there accelerate's FSDP2 makes parameters fp32.
     """
     strategy = reading.strategy
     sharded = strategy.get("kind") not in ("ddp", "single")

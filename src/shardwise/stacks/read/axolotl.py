@@ -58,11 +58,11 @@ _LOST = {
     "expert_parallel_size": "experts are not divided among devices in Shardwise",
     "diffusion": _TASK, "ebft": _TASK, "use_eaft": _TASK, "num_labels": _TASK,
 }  # fmt: skip
-# Its degrees, as accelerate calls them.
+# axolotl's keys for degrees, and accelerate's.
 _DEGREES = {"dp_replicate_size": accelerate.REPLICATE, "dp_shard_size": accelerate.SHARD,
             "tensor_parallel_size": accelerate.TENSOR, "context_parallel_size": accelerate.CONTEXT,
             "sequence_parallel_degree": accelerate.CONTEXT}  # fmt: skip
-# Values that ask for nothing: one of a degree is none.
+# Values that switch a setting off; a degree of 1 is off too.
 _NOTHING: tuple[object, ...] = (None, False, 0, 1, [], {})
 _TRACKERS = ("swanlab_", "otel_", "wandb_", "mlflow_", "comet_", "trackio_", "use_otel_")
 _TASKS = ("reward_model", "process_reward_model")
@@ -71,12 +71,13 @@ _PATTERN = re.compile(r"[\w.]+")
 
 
 def is_axolotl(table: Mapping[str, object]) -> bool:
+    """Whether a table looks like a configuration of axolotl."""
     keys = ("micro_batch_size", "sequence_len", "datasets", "lora_r", "gradient_accumulation_steps")
     return "base_model" in table and any(key in table for key in keys)
 
 
 def read(table: Mapping[str, object]) -> Imported:
-    """The settings of a run; the number of processes is the launcher's, not in this table."""
+    """The settings of an axolotl YAML; the launcher decides the number of processes."""
     given = {key: value for key, value in table.items() if value is not None}
     _check_task(given)
     reading = Reading("an axolotl configuration")
@@ -99,7 +100,10 @@ def read(table: Mapping[str, object]) -> Imported:
 
 
 def _without_groups(table: Mapping[str, object], reading: Reading) -> list[str]:
-    """The keys but for those of groups with one answer: other kernels, and trackers."""
+    """The keys of the table without those of Liger kernels and trackers.
+
+    Liger kernels are reported as lost, once for all of their keys.
+    """
     if any(key.startswith("liger_") and table[key] for key in table):
         reading.lose("liger_*", _KERNELS)
     if table.get("liger_fused_linear_cross_entropy"):
@@ -110,6 +114,7 @@ def _without_groups(table: Mapping[str, object], reading: Reading) -> list[str]:
 
 
 def _check_task(table: Mapping[str, object]) -> None:
+    """Raise SpecError for tasks other than language modelling with supervised data."""
     if table.get("rl"):
         raise SpecError(
             f"rl: {quoted(table['rl'])} is not read; Shardwise plans supervised fine-tuning and "
@@ -121,7 +126,7 @@ def _check_task(table: Mapping[str, object]) -> None:
 
 
 def _precision(table: Mapping[str, object], reading: Reading) -> str | None:
-    """The dtype that it computes in: also the one that the model is loaded in."""
+    """The dtype that axolotl computes in and loads the model in, "bf16" or "fp16"; or None."""
     if table.get("bf16") == "auto":
         low = "fp16" if flag(table, "fp16", otherwise=False) else "bf16"
         reading.remark(f"bf16 auto is read as {low}, as on GPUs that have it.")
@@ -138,13 +143,14 @@ def _precision(table: Mapping[str, object], reading: Reading) -> str | None:
 
 
 def _sharding(table: Mapping[str, object], low: str | None, reading: Reading) -> None:
+    """Read the sharding: DeepSpeed, FSDP or DDP."""
     pure = not any(table.get(key) for key in ("bf16", "fp16"))
     mixed = None if pure else low
     if table.get("deepspeed"):
         inside = read_deepspeed(table["deepspeed"], low, reading)
         degrees = _degrees(table, reading)
         if accelerate.CONTEXT in degrees:
-            # Through DeepSpeed it is Ulysses, whatever else is asked for.
+            # With DeepSpeed, context parallelism is always Ulysses.
             degrees[accelerate.ULYSSES] = degrees.pop(accelerate.CONTEXT)
         accelerate.read_inner_axes(degrees, reading)
     else:
@@ -155,7 +161,7 @@ def _sharding(table: Mapping[str, object], low: str | None, reading: Reading) ->
 
 
 def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object]:
-    """The configuration of accelerate that axolotl makes of its own keys."""
+    """The accelerate configuration that axolotl builds from its own keys."""
     settings = {
         key.removeprefix("fsdp_"): value for key, value in section(table, "fsdp_config").items()
     }
@@ -172,7 +178,7 @@ def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object
     for name in ("cpu_offload_pin_memory", "final_state_dict_type"):
         settings.pop(name, None)
     if version == 2:
-        # Files that came from FSDP1 still name its sharding, which FSDP2 does not look at.
+        # Files written for FSDP1 still contain these keys, which FSDP2 ignores.
         for name in ("sharding_strategy", "backward_prefetch", "forward_prefetch"):
             settings.pop(name, None)
     config = {f"fsdp_{key}": value for key, value in settings.items() if value is not None}
@@ -182,7 +188,7 @@ def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object
 
 
 def _degrees(table: Mapping[str, object], reading: Reading) -> dict[str, object]:
-    """Its degrees under the names of accelerate's ParallelismConfig."""
+    """The degrees, by the names of accelerate's ParallelismConfig."""
     found = {theirs: table[key] for key, theirs in _DEGREES.items() if key in table}
     context = section(table, "context_parallel")
     if context.get("size") is not None:
@@ -196,6 +202,7 @@ def _degrees(table: Mapping[str, object], reading: Reading) -> dict[str, object]
 
 
 def _trained(table: Mapping[str, object], reading: Reading) -> None:
+    """Read which parameters are trained: LoRA, or patterns of parameter names."""
     kind = table.get("adapter")
     if kind in ("lora", "qlora"):
         linear = flag(table, "lora_target_linear", otherwise=False)
@@ -223,6 +230,7 @@ def _trained(table: Mapping[str, object], reading: Reading) -> None:
 
 
 def _weights(table: Mapping[str, object], low: str | None, reading: Reading) -> None:
+    """Read how frozen weights are stored, and the dtype of trained ones."""
     quantised = None
     if flag(table, "load_in_4bit", otherwise=False):
         more = section(table, "bnb_config_kwargs")
@@ -236,6 +244,7 @@ def _weights(table: Mapping[str, object], low: str | None, reading: Reading) -> 
 
 
 def _recompute(table: Mapping[str, object], reading: Reading) -> None:
+    """Read activation checkpointing: every block or none."""
     given = table.get("gradient_checkpointing")
     if given in ("offload", "offload_disk"):
         reading.lose("gradient_checkpointing", "activations stay on the device", given)
@@ -245,6 +254,7 @@ def _recompute(table: Mapping[str, object], reading: Reading) -> None:
 
 
 def _others(table: Mapping[str, object], reading: Reading) -> None:
+    """Read compile and DDP buckets, and report keys without a counterpart."""
     automatic = table.get("torch_compile") == "auto"
     read_rows(AXOLOTL_METHODS, {**table, "torch_compile": None} if automatic else table, reading)
     for key, why in _LOST.items():

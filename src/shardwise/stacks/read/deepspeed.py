@@ -1,4 +1,4 @@
-"""Read the JSON of DeepSpeed as settings of a run."""
+"""Read a DeepSpeed JSON configuration as settings of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shardwise.stacks.read.imported import (
 )
 
 KINDS = ("ddp", "zero1", "zero2", "zero3")
-# DeepSpeed's Adam decays weights as AdamW does unless it is told otherwise.
+# DeepSpeed's Adam is AdamW unless adam_w_mode is false.
 OPTIMIZERS: dict[Optimizer, tuple[str, dict[str, object]]] = {
     "adamw": ("AdamW", {}),
     "adam": ("Adam", {"adam_w_mode": False}),
@@ -41,13 +41,16 @@ _WITHOUT_COUNTERPART = ("prescale_gradients", "gradient_predivide_factor", "comp
                         "sparse_attention", "sparse_gradients", "amp", "progressive_layer_drop",
                         "curriculum_learning", "data_efficiency", "eigenvalue", "hybrid_engine",
                         "compile")  # fmt: skip
-# Why a value of the file settles nothing.
+# The reason given for a value "auto", which sets nothing.
 AUTO = "auto is decided when the script runs"
 AUTOCAST = {low: TORCH_NAMES[low] for low in ("bf16", "fp16")}
 
 
 def read(table: Mapping[str, object]) -> Imported:
-    """The settings of the JSON; a caller decides what "auto" stands for."""
+    """The settings of the JSON.
+
+    A value "auto" is reported as lost; callers that know it replace it first.
+    """
     reading = Reading("a DeepSpeed configuration")
     zero = section(table, "zero_optimization")
     list_unknown(reading, table, known_keys.DEEPSPEED)
@@ -82,9 +85,10 @@ def read(table: Mapping[str, object]) -> Imported:
 
 
 def _read_inner_axes(table: Mapping[str, object], reading: Reading) -> int:
-    """Tensor parallelism by AutoTP, and Ulysses, which DeepSpeed calls sequence parallelism.
+    """Read tensor parallelism (AutoTP) and Ulysses, which DeepSpeed calls sequence parallelism.
 
-    Returns how many devices work on the same sequences.
+    Returns:
+        The number of devices that work on the same sequences: tensor × context.
     """
     automatic = section(table, "tensor_parallel")
     tensor = whole(automatic, "autotp_size", "tensor_parallel.") or 1
@@ -101,6 +105,7 @@ def _read_inner_axes(table: Mapping[str, object], reading: Reading) -> int:
 
 
 def _read_stage(zero: Mapping[str, object], reading: Reading) -> None:
+    """Read the ZeRO stage, and the sizes of hpZ and MiCS groups. Stage 0 is DDP."""
     given = zero.get("stage")
     stage = 0 if given is None else given
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
@@ -126,12 +131,15 @@ def _read_stage(zero: Mapping[str, object], reading: Reading) -> None:
 
 
 def _read_batch(table: Mapping[str, object], reading: Reading, inner: int) -> None:
-    """Batches; each of their sequences is on `inner` devices."""
+    """Read micro-batch and accumulation; compute the number of processes from the global batch.
+
+    Each sequence is on `inner` devices: tensor × context.
+    """
     batch = whole(table, "train_batch_size")
     micro = whole(table, "train_micro_batch_size_per_gpu")
     accumulate = whole(table, "gradient_accumulation_steps")
     if accumulate is None and table.get("gradient_accumulation_steps") != "auto" and micro:
-        # With a batch it follows from the number of devices, which is not in the file.
+        # A global batch and the device count determine it, but the count is not in the file.
         accumulate = 1 if batch is None else None
     if micro:
         reading.given("train_micro_batch_size_per_gpu", {"micro_batch": micro})
@@ -155,6 +163,7 @@ def _read_batch(table: Mapping[str, object], reading: Reading, inner: int) -> No
 
 
 def _read_precision(table: Mapping[str, object], reading: Reading) -> None:
+    """Read the dtypes of parameters, reductions and master weights."""
     chosen, automatic = _enabled(table, reading)
     low = chosen[0] if chosen else "fp32"
     autocast = section(table, "torch_autocast")
@@ -190,7 +199,7 @@ def _read_precision(table: Mapping[str, object], reading: Reading) -> None:
 
 
 def _enabled(table: Mapping[str, object], reading: Reading) -> tuple[list[str], bool]:
-    """The low precisions that are on, and whether another may be when the script runs."""
+    """The low precisions that are enabled, and whether "auto" or amp may enable one at run time."""
     chosen, automatic = [], bool(section(table, "amp").get("enabled"))
     for name, dtype in (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16")):
         if section(table, name).get("enabled") == "auto":
@@ -206,11 +215,12 @@ def _enabled(table: Mapping[str, object], reading: Reading) -> tuple[list[str], 
 
 
 def _read_offload(zero: Mapping[str, object], reading: Reading) -> None:
+    """Read offload of optimizer states or parameters to host memory or NVMe."""
     where = {
         part: plain(section(zero, f"offload_{part}").get("device") or "none").lower()
         for part in ("optimizer", "param")
     }
-    # As older files say it.
+    # Names in older files.
     names = {part: f"offload_{part}" for part in where}
     for old, part in (("cpu_offload", "optimizer"), ("cpu_offload_param", "param"),
                       ("cpu_offload_params", "param")):  # fmt: skip
@@ -239,6 +249,7 @@ def _read_offload(zero: Mapping[str, object], reading: Reading) -> None:
 
 
 def _read_train(table: Mapping[str, object], reading: Reading) -> None:
+    """Read gradient clipping, the optimizer and the learning rate schedule."""
     clip = real(table, "gradient_clipping")
     if table.get("gradient_clipping") == "auto":
         reading.lose("gradient_clipping", AUTO)

@@ -1,4 +1,4 @@
-"""Settings of FSDP1 as settings of FSDP2."""
+"""Read settings of FSDP1 as settings of FSDP2."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardwise.stacks.read.imported import Reading, list_unknown
 from shardwise.stacks.read.source import DIFFERS, Call, Symbol, Unknown, shown, why_not
 from shardwise.stacks.read.torch_values import read_mesh, read_mixed_precision
 
-# Each sharding strategy: the fields of a Strategy, and what FSDP2 calls it.
+# For each sharding strategy: the fields of a Strategy, and the setting of FSDP2 as text.
 SHARDING: dict[str, tuple[dict[str, object], str]] = {
     "FULL_SHARD": ({"kind": "zero3"}, "reshard_after_forward = true"),
     "SHARD_GRAD_OP": ({"kind": "zero2"}, "reshard_after_forward = false"),
@@ -23,13 +23,13 @@ SHARDING: dict[str, tuple[dict[str, object], str]] = {
         "reshard_after_forward = false, sharded within a node",
     ),
 }
-# Units gathered ahead in the backward, and what to say about it.
+# For each prefetch: FSDP units gathered ahead in the backward, and the note about it.
 PREFETCH: dict[str, tuple[int, str]] = {
     "BACKWARD_PRE": (1, "what FSDP2 does by itself"),
     "BACKWARD_POST": (1, "FSDP2 knows no BACKWARD_POST and gathers before the reduction"),
     "None": (0, "a unit is gathered when it is needed"),
 }
-# What FSDP2 needs no setting for, and why.
+# Settings that FSDP2 does not need, and why.
 OBSOLETE: dict[str, str] = {
     "use_orig_params": "always so in FSDP2, whose parameters are the model's own",
     "limit_all_gathers": "FSDP2 needs no such limit, because it frees memory without waiting",
@@ -37,7 +37,7 @@ OBSOLETE: dict[str, str] = {
     "device_id": "in Shardwise each process takes its own device",
     "param_init_fn": "train.meta_init builds on the meta device and fills unit by unit",
 }
-# What has no counterpart, and what happens instead.
+# Settings without a counterpart, and what happens instead.
 LOST: dict[str, str] = {
     "ignored_modules": "Shardwise shards every parameter",
     "ignored_states": "Shardwise shards every parameter",
@@ -49,12 +49,12 @@ _PREFETCH_DEFAULT = Symbol("BackwardPrefetch.BACKWARD_PRE")
 _POSITIONS = ("module", "process_group", "sharding_strategy", "cpu_offload", "auto_wrap_policy",
               "backward_prefetch", "mixed_precision")  # fmt: skip
 _READ = (*_POSITIONS, "forward_prefetch", "device_mesh", "wrapper_cls")
-# What a dictionary that is made at run time may settle.
+# Settings that a dictionary built at run time may contain.
 _MAY_BE_GIVEN = (*_POSITIONS[2:], "forward_prefetch", "device_mesh")
 
 
 def table() -> list[tuple[str, str]]:
-    """Each setting of FSDP1, and what it becomes: shown on the page "Move from FSDP1"."""
+    """Rows (FSDP1 setting, counterpart in Shardwise) of the page "Move from FSDP1"."""
     sharding = [
         (f"ShardingStrategy.{name}", f"{_fields(fields)} ({words})")
         for name, (fields, words) in SHARDING.items()
@@ -79,11 +79,16 @@ def table() -> list[tuple[str, str]]:
 
 
 def _fields(fields: dict[str, object]) -> str:
+    """Fields and values as text, such as "kind = zero3"."""
     return ", ".join(f"{key} = {shown(value)}" for key, value in fields.items())
 
 
 def set_sharding(reading: Reading, name: str, absent: str = "") -> None:
-    """One of the sharding strategies, by its name; `absent` names the setting that is not given."""
+    """Set kind (zero3, zero2 or ddp) and `within_node` from `name`, a key of SHARDING.
+
+    Also record where they come from: `absent` is the missing key that `name` is the default of;
+    empty if the file gives `name`.
+    """
     fields, words = SHARDING[name]
     reading.strategy |= fields
     kind = {"kind": fields["kind"]}
@@ -94,6 +99,10 @@ def set_sharding(reading: Reading, name: str, absent: str = "") -> None:
 
 
 def set_prefetch(reading: Reading, name: str, absent: str = "") -> None:
+    """Set how many units are gathered ahead in the backward, from the name of a BackwardPrefetch.
+
+    `absent` is the key that is missing, if `name` is the default.
+    """
     ahead, words = PREFETCH[name]
     fields = {"prefetch": ahead}
     if absent:
@@ -104,10 +113,13 @@ def set_prefetch(reading: Reading, name: str, absent: str = "") -> None:
 
 
 def read_wrapped(calls: list[Call], reading: Reading) -> None:
-    """The settings of the calls of FullyShardedDataParallel; the same in all, or unknown."""
+    """Read the settings of all calls of FullyShardedDataParallel.
+
+    A setting that differs between calls is unknown.
+    """
     settings = _settings(calls, reading)
     _sharding(settings, reading)
-    # A model that is not sharded is not gathered either.
+    # Without sharding there is no all-gather, so no prefetch, units or offload.
     if reading.strategy.get("kind") != "ddp":
         _prefetch(settings, reading)
         _units(settings.get("auto_wrap_policy"), len(calls), reading)
@@ -124,6 +136,7 @@ def read_wrapped(calls: list[Call], reading: Reading) -> None:
 
 
 def _settings(calls: list[Call], reading: Reading) -> dict[str, Any]:
+    """The arguments of all calls by name; DIFFERS for an argument that is not the same in all."""
     found: dict[str, Any] = {}
     for call in calls:
         given = {**dict(zip(_POSITIONS, call.args, strict=False)), **call.keywords}
@@ -137,6 +150,7 @@ def _settings(calls: list[Call], reading: Reading) -> dict[str, Any]:
 
 
 def _sharding(settings: dict[str, Any], reading: Reading) -> None:
+    """Read `sharding_strategy`."""
     value = settings.get("sharding_strategy")
     if value is None:
         set_sharding(reading, "FULL_SHARD", absent="sharding_strategy")
@@ -148,6 +162,7 @@ def _sharding(settings: dict[str, Any], reading: Reading) -> None:
 
 
 def _prefetch(settings: dict[str, Any], reading: Reading) -> None:
+    """Read `backward_prefetch` and `forward_prefetch`."""
     value = settings.get("backward_prefetch", _PREFETCH_DEFAULT)
     name = shown(value)
     if name not in PREFETCH:
@@ -164,6 +179,7 @@ def _prefetch(settings: dict[str, Any], reading: Reading) -> None:
 
 
 def _units(policy: Any, calls: int, reading: Reading) -> None:
+    """Compare the FSDP units of `auto_wrap_policy` with one unit per block."""
     name, layers = _policy(policy)
     if name in ("transformer_auto_wrap_policy", "ModuleWrapPolicy") and layers:
         reading.about(
@@ -184,7 +200,7 @@ def _units(policy: Any, calls: int, reading: Reading) -> None:
 
 
 def _policy(policy: Any) -> tuple[str, str]:
-    """The kind of a wrapping policy, and the classes that it names."""
+    """The kind of a wrapping policy, and its layer classes as text; "" for what is unknown."""
     if isinstance(policy, Symbol):
         return policy.last, ""
     if not isinstance(policy, Call):
@@ -200,6 +216,7 @@ def _policy(policy: Any) -> tuple[str, str]:
 
 
 def _offload(value: Any, reading: Reading) -> None:
+    """Read `cpu_offload`."""
     if value is None:
         return
     ours = isinstance(value, Call) and value.name == "CPUOffload" and not value.more

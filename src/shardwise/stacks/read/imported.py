@@ -1,4 +1,4 @@
-"""Settings read from another stack's file, as fields of a run, and those that have no field."""
+"""Collect the settings of another stack's file as fields of a run, with what became of each."""
 
 from __future__ import annotations
 
@@ -12,45 +12,46 @@ from shardwise.stacks.outcomes import UNSAID, Naming, Outcome, plain, quoted
 
 
 class Imported(NamedTuple):
-    """The settings of one file. Fields that it does not settle are absent."""
+    """The settings of one file; fields that the file does not determine are absent."""
 
-    # In words, such as "an accelerate configuration".
+    # What the file is, such as "an accelerate configuration".
     what: str
     strategy: dict[str, object]
     job: dict[str, object]
     train: dict[str, object]
-    # How many processes it starts, where it says so, and on how many machines.
+    # The number of processes, None if not in the file, and of machines.
     processes: int | None
     machines: int
     cpu: bool
     # What became of each setting, in the order in which they were read.
     outcomes: tuple[Outcome, ...]
-    # Empty where every parameter is trained.
+    # Empty if every parameter is trained.
     adapter: dict[str, object]
     data: dict[str, object]
-    # Such as "DPO"; None where training is supervised, as far as the file says.
+    # Such as "DPO"; None if training seems to be supervised.
     objective: str | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """One sentence for each setting that was read, and the field it becomes."""
+        """One sentence for each setting that was read, with the field it sets."""
         return tuple(one.words for one in self.outcomes if not one.is_lost)
 
     @property
     def unsupported(self) -> tuple[str, ...]:
-        """One sentence for each setting without a counterpart, or only decided at run time."""
+        """One sentence for each setting that has no counterpart, or is known only at run time."""
         return tuple(one.words for one in self.outcomes if one.is_lost)
 
     def to_dict(self) -> dict[str, Any]:
+        """All fields, with the sentences; outcomes become dictionaries."""
         said = {"notes": self.notes, "unsupported": self.unsupported}
         outcomes = [one.to_dict() for one in self.outcomes]
         return {**self._asdict(), **said, "outcomes": outcomes}
 
 
 class Reading:
-    """Collects the settings that a reader finds.
+    """Collects fields of a run while a file is read.
 
-    A field of a strategy is named alone, those of other sections with it, such as `job.seq_len`.
+    A strategy field is named alone, any other with its section, such as `job.seq_len`.
     """
 
     def __init__(self, what: str) -> None:
@@ -63,21 +64,22 @@ class Reading:
         self.processes: int | None = None
         self.machines = 1
         self.cpu = False
-        # Keys whose values are only known when a script runs: neither given nor absent.
+        # Keys whose values are known only at run time: they count neither as given nor as absent.
         self.undecided: frozenset[str] = frozenset()
         self.outcomes: list[Outcome] = []
 
     def set(self, name: str, value: object) -> None:
+        """Set a field without a note."""
         section, _, field = name.rpartition(".")
         getattr(self, section or "strategy")[field] = value
 
     def has(self, name: str) -> bool:
-        """Whether a field is settled."""
+        """Whether a field is set."""
         section, _, field = name.rpartition(".")
         return field in getattr(self, section or "strategy")
 
     def record(self, outcome: Outcome) -> None:
-        """Add what became of a setting, and settle its fields."""
+        """Append an outcome and set its fields."""
         self.outcomes.append(outcome)
         for name, value in outcome.fields.items():
             if value is not UNSAID:
@@ -91,34 +93,42 @@ class Reading:
         why: str = "",
         naming: Naming = "key",
     ) -> None:
-        """A setting of the file settles fields of a run."""
+        """Note that a setting of the file sets `fields`.
+
+        Args:
+            key: The setting's name in the file.
+            fields: Fields of the run and their values; UNSAID names a field without setting it.
+            theirs: The value in the file.
+            why: The end of the sentence.
+            naming: How the sentence names the setting.
+        """
         self.record(Outcome("given", key, theirs, fields, why, naming))
 
     def default(
         self, key: str, fields: Mapping[str, Any], theirs: Any = UNSAID, why: str = ""
     ) -> None:
-        """A setting is absent, and the stack's default settles fields of a run."""
+        """Note that a setting is absent, so that the stack's default `theirs` sets `fields`."""
         self.record(Outcome("default", key, theirs, fields, why))
 
     def lose(self, key: str, why: str, theirs: Any = UNSAID) -> None:
-        """A setting has no counterpart, or is only decided at run time."""
+        """Note that a setting is lost: it has no counterpart, or is known only at run time."""
         naming: Naming = "key" if theirs is UNSAID else "pair"
         self.record(Outcome("lost", key, theirs, why=why, naming=naming))
 
     def remark(self, sentence: str, fields: Mapping[str, Any] = {}) -> None:
-        """What a stack does without a setting, as a whole sentence."""
+        """Note a full sentence about what the stack does, and set `fields`."""
         self.record(Outcome("remark", fields=fields, why=sentence))
 
     def about(self, key: str, why: str) -> None:
-        """What a setting means for a run, which it does not change."""
+        """Note what a setting means for a run, if it sets no field."""
         self.record(Outcome("remark", key, why=why))
 
     def warn(self, sentence: str) -> None:
-        """A loss that is no setting's, as a whole sentence."""
+        """Note a loss that belongs to no single setting, as a full sentence."""
         self.record(Outcome("lost", why=sentence))
 
     def take(self, inside: Imported, without: Collection[str] = ()) -> None:
-        """Add the settings of a part of the file; leave out losses of some keys."""
+        """Add the settings of a nested configuration, but no losses of the keys in `without`."""
         self.strategy |= inside.strategy
         self.job |= inside.job
         self.train |= inside.train
@@ -129,7 +139,8 @@ class Reading:
         ]
 
     def done(self) -> Imported:
-        # What is said of a part of a file may be said of another part too.
+        """The collected settings; repeated sentences are removed."""
+        # Two parts of a file can lead to the same sentence.
         first: dict[str, Outcome] = {}
         for one in self.outcomes:
             first.setdefault(one.words, one)
@@ -148,7 +159,10 @@ class Reading:
 
 
 def set_optimizer(reading: Reading, number: Callable[[str], float | None], betas: object) -> None:
-    """The settings of an optimizer by the names that torch and others give them."""
+    """Set learning rate, weight decay, epsilon and betas by the names that torch gives them.
+
+    `number` returns the value of a name, None if it is absent.
+    """
     names = {"lr": "learning_rate", "weight_decay": "weight_decay", "eps": "epsilon"}
     for name, field in names.items():
         value = number(name)
@@ -161,7 +175,7 @@ def set_optimizer(reading: Reading, number: Callable[[str], float | None], betas
 
 
 def set_warmup(reading: Reading, warmup: int) -> None:
-    """The steps of a warm-up, which a run must be long enough for."""
+    """Set `train.warmup_steps`, or report it as lost if the run has fewer steps."""
     given = reading.train.get("steps")
     steps = given if isinstance(given, int) else TrainSettings.model_fields["steps"].default
     if warmup <= steps:
@@ -179,7 +193,10 @@ def set_warmup(reading: Reading, warmup: int) -> None:
 def list_unknown(
     reading: Reading, table: Iterable[str], known: Iterable[str], where: str = ""
 ) -> None:
-    """List every key that no reader knows as unsupported: it may be a misspelled setting."""
+    """Report every key of `table` that is not in `known`, as it may be a misspelled setting.
+
+    `where` is put before the key in the sentence.
+    """
     choices = tuple(known)
     for key in table:
         if key not in choices:
@@ -188,7 +205,7 @@ def list_unknown(
 
 
 def section(table: Mapping[str, object], key: str) -> Mapping[str, object]:
-    """A table inside a table; absent and empty are the same."""
+    """The table under a key; empty if it is absent."""
     found = table.get(key)
     if found is None:
         return {}
@@ -198,7 +215,7 @@ def section(table: Mapping[str, object], key: str) -> Mapping[str, object]:
 
 
 def whole(table: Mapping[str, object], key: str, where: str = "") -> int | None:
-    """A whole number of at least 1; None where it is absent or left to the script ("auto")."""
+    """An integer from 1 to 2**20; None if it is absent or "auto". Raises SpecError otherwise."""
     found = table.get(key)
     if found is None or found == "auto":
         return None
@@ -211,7 +228,7 @@ def whole(table: Mapping[str, object], key: str, where: str = "") -> int | None:
 
 
 def real(table: Mapping[str, object], key: str, where: str = "") -> float | None:
-    """A number; None where it is absent or left to the script ("auto")."""
+    """A finite number; None if it is absent or "auto". Raises SpecError otherwise."""
     found = table.get(key)
     if found is None or found == "auto":
         return None
@@ -226,7 +243,7 @@ def real(table: Mapping[str, object], key: str, where: str = "") -> float | None
 
 
 def flag(table: Mapping[str, object], key: str, otherwise: bool, where: str = "") -> bool:
-    """A yes or no, as a truth value or as a text."""
+    """A boolean, also from "yes", "no" or "1"; `otherwise` if it is absent."""
     found = table.get(key)
     if found is None:
         return otherwise
@@ -240,6 +257,6 @@ def flag(table: Mapping[str, object], key: str, otherwise: bool, where: str = ""
 
 
 def word(table: Mapping[str, object], key: str, otherwise: str) -> str:
-    """A text, in capitals."""
+    """The value as text in capitals; `otherwise` if it is absent."""
     found = table.get(key)
     return otherwise if found is None else plain(found).upper()

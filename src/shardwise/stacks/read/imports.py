@@ -1,4 +1,4 @@
-"""Read any file of another stack as a run. Nothing in it is executed."""
+"""Read a file of any supported stack as a run. Nothing in it is executed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardwise.spec.train import DataSettings, TrainSettings
 from shardwise.stacks.read.imported import Imported
 from shardwise.stacks.read.objective import objective_warning
 
-# A configuration is a few kilobytes, a script rarely a hundred.
+# Maximum size of a file. Configurations have a few kilobytes, scripts rarely a hundred.
 MAX_BYTES = 2**22
 _DEPTH = 50
 _KNOWN = (
@@ -37,12 +37,16 @@ _SECTIONS: dict[type[Record], str] = {
 
 
 def import_file(path: Path) -> Imported:
-    """Read a file of another stack, whatever it is. What it says is valid, with or without more."""
+    """Read a file of any supported stack; warn if its objective is not planned.
+
+    Raises:
+        SpecError: The file is not recognised, or its values are invalid in a run.
+    """
     imported = _import(path)
     problems = Problems()
     parts: list[tuple[type[Record], dict[str, object]]] = [
         (Strategy, imported.strategy),
-        # A file need not say how long a sequence is.
+        # A file may omit the sequence length, which a Job needs.
         (Job, {"seq_len": 1, **imported.job}),
         (TrainSettings, imported.train),
     ]
@@ -62,6 +66,7 @@ def import_file(path: Path) -> Imported:
 
 
 def _check_machines(imported: Imported, problems: Problems) -> None:
+    """Add a problem if the processes cannot be divided equally among the machines."""
     count, machines = imported.processes, imported.machines
     if count is not None and count % machines:
         problems.found.append(
@@ -71,6 +76,7 @@ def _check_machines(imported: Imported, problems: Problems) -> None:
 
 
 def _import(path: Path) -> Imported:
+    """Read a file by its ending and content: a script, JSON or YAML."""
     text = _text(path)
     kind = path.suffix.lower()
     try:
@@ -87,6 +93,7 @@ def _import(path: Path) -> Imported:
 
 
 def _text(path: Path) -> str:
+    """The text of a file; raises SpecError if it is no text or empty."""
     data = read_bytes(path, "import", MAX_BYTES)
     try:
         text = data.decode("utf-8-sig")
@@ -104,6 +111,7 @@ def _json(text: str, path: Path) -> object:
 
 
 def _yaml(text: str, path: Path) -> object:
+    """The values of a YAML; anchors, tags and deep nesting are refused."""
     try:
         import yaml
     except ImportError:
@@ -138,7 +146,7 @@ def _yaml(text: str, path: Path) -> object:
 
 
 def _check_keys(node: Any, path: Path) -> None:
-    """YAML keeps the last of two equal keys without a word."""
+    """Raise SpecError for a key given twice: YAML would silently keep the last."""
     pending = [node]
     while pending:
         here = pending.pop()
@@ -157,6 +165,7 @@ def _check_keys(node: Any, path: Path) -> None:
 
 
 def _table(found: object, path: Path) -> Imported:
+    """Read a table with the reader of the stack that it belongs to."""
     from shardwise.stacks.read import accelerate, axolotl, deepspeed, llama_factory, trainer
 
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
@@ -181,14 +190,17 @@ def _table(found: object, path: Path) -> Imported:
 
 
 def imported_cluster(imported: Imported) -> str | None:
-    """The cluster, where the file says everything about it: on CPUs."""
+    """The cluster, such as "1x4xCPU", if the file determines it; None otherwise.
+
+    Only a file for CPUs that gives the number of processes does.
+    """
     if not imported.cpu or imported.processes is None:
         return None
     return f"{imported.machines}x{imported.processes // imported.machines}xCPU"
 
 
 def ask_for_cluster(imported: Imported) -> str:
-    """A sentence that asks for what the file does not say."""
+    """A sentence that asks the user for the cluster, with an example."""
     count = imported.processes
     if count is None:
         return "cluster: the file does not say on what it runs; give --cluster, such as 8xH100-SXM"
@@ -201,13 +213,16 @@ def ask_for_cluster(imported: Imported) -> str:
 
 
 def imported_strategy(imported: Imported, devices: int) -> dict[str, object]:
-    """The fields of its strategy, for a cluster that may have another number of devices."""
+    """The fields of the imported strategy, for a cluster with `devices` devices.
+
+    If the number differs from the file's, shard groups keep their size and replicate follows.
+    """
     fields = dict(imported.strategy)
     shard, replicate = fields.get("shard"), fields.get("replicate")
     if isinstance(shard, int) and isinstance(replicate, int):
         inner = Strategy.read(fields).mesh.inner
         if shard * replicate * inner != devices:
-            # Groups keep their size; how many there are follows.
+            # Shard groups keep their size; their number follows from the devices.
             del fields["replicate"]
     if fields["kind"] in ("single", "ddp"):
         fields["kind"] = "single" if devices == 1 else "ddp"
@@ -215,7 +230,7 @@ def imported_strategy(imported: Imported, devices: int) -> dict[str, object]:
 
 
 def other_size(imported: Imported, cluster: ClusterSpec) -> str | None:
-    """What to say where the file starts another number of processes than the cluster has."""
+    """A sentence if the file's processes are not as many as the cluster's devices; or None."""
     count, devices = imported.processes, cluster.devices
     if count is None or count == devices:
         return None
@@ -226,7 +241,7 @@ def other_size(imported: Imported, cluster: ClusterSpec) -> str | None:
 
 
 def imported_run(imported: Imported, model: Model, cluster: ClusterSpec) -> RunSpec:
-    """The run that the file describes, of a model, on a cluster."""
+    """The run of an imported file, for a model and a cluster."""
     problems = Problems()
     job = strategy = train = data = None
     with problems.collect():

@@ -1,4 +1,4 @@
-"""The keys of other stacks' files: those that are read, and those that change no plan."""
+"""Known keys of other stacks' files: those that are read, and those that no plan depends on."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ ZERO = (
     "stage", "zero_hpz_partition_size", "mics_shard_size", "offload_optimizer", "offload_param",
     "cpu_offload", "cpu_offload_params", "cpu_offload_param", "zero_quantized_weights",
     "zero_quantized_gradients", "zero_quantized_nontrainable_weights", "zenflow",
-    # Sizes and orders that units replace.
+    # Bucket sizes and orders: Shardwise gathers by FSDP unit instead.
     "allgather_bucket_size", "allgather_partitions", "reduce_bucket_size", "reduce_scatter",
     "overlap_comm", "contiguous_gradients", "sub_group_size", "round_robin_gradients",
     "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
@@ -122,10 +122,10 @@ TRAINER = (
     "no_cuda", "optim_target_modules", "tf32", "torch_compile_backend", "torch_compile_mode",
     "torch_empty_cache_steps", "use_cpu", "use_mps_device",
 )  # fmt: skip
-# Of TrainingArguments' fsdp_config, beside those of accelerate's.
+# fsdp_config of TrainingArguments: accelerate's keys and these.
 TRAINER_FSDP = (*FSDP, "cpu_offload", "xla", "xla_fsdp_v2", "xla_fsdp_settings",
                 "xla_fsdp_grad_ckpt")  # fmt: skip
-# Of TRL's SFTConfig, ScriptArguments and ModelConfig, which share a file with TrainingArguments.
+# SFTConfig, ScriptArguments and ModelConfig of TRL, which share a file with TrainingArguments.
 TRL = (
     # Read, or listed as unsupported.
     "max_length", "max_seq_length", "use_peft", "load_in_4bit", "load_in_8bit",
@@ -145,7 +145,7 @@ TRL = (
     # About how `trl sft` starts it.
     "accelerate_config", "num_processes", "num_machines",
 )  # fmt: skip
-# By which a file of TRL is told from TrainingArguments.
+# Keys that show that a file is TRL's and not only TrainingArguments.
 TRL_ONLY = ("max_length", "packing", "packing_strategy", "use_peft", "lora_r", "padding_free",
             "dataset_train_split", "completion_only_loss", "assistant_only_loss",
             "lora_target_modules")  # fmt: skip
@@ -201,10 +201,10 @@ AXOLOTL = (
     "local_rank", "use_ray", "ray_num_workers", "resources_per_worker", "axolotl_config_path",
     "torch_compile_mode", "torch_compile_backend", "flex_attn_compile_kwargs",
 )  # fmt: skip
-# Of its fsdp_config, beside those of accelerate's.
+# fsdp_config of axolotl: accelerate's keys and these.
 AXOLOTL_FSDP = (*FSDP, "cpu_offload_pin_memory", "final_state_dict_type", "mixed_precision_policy")
 
-# Of LLaMA-Factory, beside those of TrainingArguments.
+# LLaMA-Factory, in addition to TrainingArguments.
 LLAMA_FACTORY = (
     # Read, or listed as unsupported.
     "stage", "finetuning_type", "cutoff_len", "packing", "neat_packing", "lora_rank", "lora_alpha",

@@ -1,4 +1,4 @@
-"""Read the YAML that `llamafactory-cli train` takes as settings of a run."""
+"""Read the YAML of `llamafactory-cli train` as settings of a run."""
 
 from __future__ import annotations
 
@@ -48,15 +48,17 @@ _KNOWN = (*known_keys.TRAINER, *known_keys.LLAMA_FACTORY, *_LOST)
 
 
 def is_llama_factory(table: Mapping[str, object]) -> bool:
+    """Whether a table looks like a configuration of LLaMA-Factory."""
     return any(key in table for key in ("finetuning_type", "cutoff_len", "stage"))
 
 
 def is_version_1(table: Mapping[str, object]) -> bool:
-    """Its newer form, under examples/v1."""
+    """Whether a table has LLaMA-Factory's newer form, which is under its examples/v1."""
     return "model" in table and any(key in table for key in ("dist_config", "train_dataset"))
 
 
 def refuse_version_1(table: Mapping[str, object]) -> Imported:
+    """Raise SpecError: LLaMA-Factory's newer form cannot be read."""
     raise SpecError(
         "import: this is LLaMA-Factory's v1 form, which is not read; write the settings as its "
         "examples/train_lora do, with finetuning_type and cutoff_len"
@@ -64,7 +66,7 @@ def refuse_version_1(table: Mapping[str, object]) -> Imported:
 
 
 def read(table: Mapping[str, object]) -> Imported:
-    """The settings of a run; the number of processes is the launcher's, not in this table."""
+    """The settings of a LLaMA-Factory YAML; the launcher decides the number of processes."""
     given = {key: value for key, value in table.items() if value is not None}
     _check_task(given)
     reading = read_arguments(given, "a LLaMA-Factory configuration", _KNOWN)
@@ -85,6 +87,7 @@ def read(table: Mapping[str, object]) -> Imported:
 
 
 def _check_task(table: Mapping[str, object]) -> None:
+    """Raise SpecError for stages other than sft and pt, and for files that train nothing."""
     stage = table.get("stage", "sft")
     if stage not in ("sft", "pt"):
         raise SpecError(
@@ -98,6 +101,7 @@ def _check_task(table: Mapping[str, object]) -> None:
 
 
 def _lengths(table: Mapping[str, object], reading: Reading) -> None:
+    """Read the sequence length."""
     length = whole(table, "cutoff_len")
     if length is None:
         reading.default("cutoff_len", {}, _SEQ_LEN)
@@ -105,6 +109,7 @@ def _lengths(table: Mapping[str, object], reading: Reading) -> None:
 
 
 def _trained(table: Mapping[str, object], reading: Reading) -> None:
+    """Read which parameters are trained: all, LoRA, or some modules."""
     kind = table.get("finetuning_type", "lora")
     if kind == "lora":
         set_lora(reading, table, _LORA)
@@ -117,6 +122,10 @@ def _trained(table: Mapping[str, object], reading: Reading) -> None:
 
 
 def _freeze(table: Mapping[str, object], reading: Reading) -> None:
+    """Read freeze training: `freeze_extra_modules` into `adapter.train`.
+
+    `freeze_trainable_layers` is always lost, given or not.
+    """
     extra = str(table.get("freeze_extra_modules") or "")
     names = tuple(part.strip() for part in extra.split(",") if part.strip())
     count = table.get("freeze_trainable_layers", 2)
@@ -132,6 +141,7 @@ def _freeze(table: Mapping[str, object], reading: Reading) -> None:
 
 
 def _weights(table: Mapping[str, object], reading: Reading) -> None:
+    """Read how frozen weights are stored, and the dtype of trained ones."""
     bits = whole(table, "quantization_bit")
     method = str(table.get("quantization_method", "bnb")).lower()
     quantised = None
@@ -142,7 +152,7 @@ def _weights(table: Mapping[str, object], reading: Reading) -> None:
             reading.lose("quantization_method", f"{method[:20]} is planned as bitsandbytes")
     elif bits is not None:
         reading.lose("quantization_bit", f"{bits} bits are not planned; set adapter.base")
-    # The model is loaded in the dtype that it computes in; what is trained becomes fp32.
+    # The model is loaded in its compute dtype; trained parameters become fp32.
     set_base(reading, reading.strategy.get("param_dtype"), quantised)
     if flag(table, "pure_bf16", otherwise=False):
         reading.strategy |= {"param_dtype": "bf16"}
@@ -150,6 +160,7 @@ def _weights(table: Mapping[str, object], reading: Reading) -> None:
 
 
 def _recompute(table: Mapping[str, object], reading: Reading) -> None:
+    """Read activation checkpointing, which is on by default."""
     if flag(table, "disable_gradient_checkpointing", otherwise=False):
         return
     reading.remark(

@@ -1,7 +1,7 @@
-"""Objectives of fine-tuning other than supervised: their files are read, but not what they add.
+"""Detect files that train another objective than supervised fine-tuning, such as DPO.
 
-Reference and reward models, pairs of answers and answers that are sampled take memory and time that
-Shardwise does not plan.
+Their settings are read, but Shardwise does not plan the memory and time of reference and reward
+models, pairs of answers and sampled answers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from shardwise.stacks.read.source import Script
 
-# Of TRL, by the beginning of its classes.
+# Objectives by the prefix of TRL's class names.
 _OF_CLASSES = {
     **{name: name for name in ("DPO", "OnlineDPO", "KTO", "ORPO", "CPO", "BCO", "XPO", "NashMD")},
     **{name: name for name in ("GRPO", "RLOO", "PPO", "GKD")},
@@ -19,7 +19,7 @@ _OF_CLASSES = {
     "PRM": "process reward modelling",
 }
 _CLASS = re.compile(rf"({'|'.join(_OF_CLASSES)})(?:Config|Trainer)")
-# By a key of a file that only they have.
+# Objectives by a key that only their configurations have.
 _OF_KEYS = {
     "precompute_ref_log_probs": "DPO",
     "reference_free": "DPO",
@@ -36,18 +36,18 @@ CONFIGS = tuple(f"{name}Config" for name in _OF_CLASSES)
 
 
 def objective_of_script(script: Script) -> str | None:
-    """What a script trains for; None where that is supervised, as far as it says."""
+    """The objective of a script, such as "DPO"; None if it seems to be supervised."""
     found = (_CLASS.fullmatch(call) for call in script.called())
     return next((_OF_CLASSES[match[1]] for match in found if match), None)
 
 
 def objective_of_table(table: Mapping[str, object]) -> str | None:
-    """What a file of TRL trains for; None where that is supervised, as far as it says."""
+    """The objective of a TRL file, such as "DPO"; None if it seems to be supervised."""
     return next((_OF_KEYS[key] for key in _OF_KEYS if table.get(key) is not None), None)
 
 
 def objective_warning(objective: str) -> str:
-    """What is not planned of it."""
+    """A warning that says what is not planned for this objective."""
     return (
         f"{objective} is not supervised fine-tuning: reference and reward models, pairs of answers "
         "and sampled answers are not planned, so predicted memory and time are too low; use the "

@@ -1,4 +1,4 @@
-"""The optimizers of other stacks by their names there."""
+"""Names of optimizers in other stacks, and their counterparts in Shardwise."""
 
 from __future__ import annotations
 
@@ -30,17 +30,20 @@ NAMES = {
     "lion_pytorch": "lion",
     "paged_lion_32bit": "lion",
 }
-# Their 8-bit states are bitsandbytes', which does not update sharded tensors.
+# Optimizers with 8-bit states of bitsandbytes, which cannot update sharded tensors.
 BITSANDBYTES = ("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit")
 
 
 def known_optimizers() -> tuple[str, ...]:
-    """The optimizers that a run can name."""
+    """The values that `job.optimizer` can have."""
     return get_args(Job.model_fields["optimizer"].annotation)
 
 
 def set_named_optimizer(reading: Reading, key: str, name: object) -> None:
-    """Set job.optimizer from a name, or say why it stays open; after the strategy is read."""
+    """Set `job.optimizer` from another stack's name, or report the name as lost.
+
+    Call it after the strategy is read: the kind decides some warnings.
+    """
     kind = NAMES.get(name) if isinstance(name, str) else None
     if kind is None:
         reading.lose(key, f"{quoted(name)} is unknown to Shardwise; set job.optimizer")

@@ -1,4 +1,4 @@
-"""Packing of short sequences in other stacks, as far as `[data]` can say it."""
+"""Read whether another stack packs short sequences, as `data.packing`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from shardwise.stacks.read.imported import Reading, flag
 
 
 def set_packing(reading: Reading, table: Mapping[str, object], key: str) -> None:
-    """`data.packing`, where a run takes it without the data's own settings."""
+    """Set `data.packing` from a boolean key; do nothing if the key is absent.
+
+    If `[data]` is not valid with this setting alone, report it as lost.
+    """
     if table.get(key) is None:
         return
     packed = flag(table, key, otherwise=False)

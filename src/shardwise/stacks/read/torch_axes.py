@@ -1,4 +1,4 @@
-"""Read tensor and context parallelism from a script that applies torch's own."""
+"""Read tensor and context parallelism from a script that uses torch's own."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from shardwise.spec.mesh import Axis
 from shardwise.stacks.read.imported import Reading
 from shardwise.stacks.read.source import Call, Script
 
-# What people call the axes of a mesh.
+# Usual names of mesh axes.
 _NAMES: dict[str, Axis] = {
     **dict.fromkeys(("replicate", "dp_replicate", "ddp"), "replicate"),
     **dict.fromkeys(("shard", "dp_shard", "fsdp", "dp", "data", "data_parallel"), "shard"),
     **dict.fromkeys(("context", "cp", "context_parallel"), "context"),
     **dict.fromkeys(("tensor", "tp", "tensor_parallel"), "tensor"),
 }
-# Numbers that stand for a degree where the mesh does not tell it.
+# Variable names that hold a degree if the mesh does not give it.
 _TENSOR = ("TENSOR", "TP", "TP_SIZE", "tp_size", "tp_degree", "tensor_parallel_size")
 _CONTEXT = ("CONTEXT", "CP", "CP_SIZE", "cp_size", "cp_degree", "context_parallel_size")
 # In scripts that `shardwise export` wrote.
@@ -21,7 +21,10 @@ _SHARD, _REPLICATE = ("SHARD",), ("REPLICATE",)
 
 
 def read_axes(script: Script, reading: Reading) -> bool:
-    """Read the degrees of all axes; False where the script divides nothing but the states."""
+    """Read the degrees of all axes; return whether they were read.
+
+    Without tensor or context parallelism in the script nothing is read, and the result is False.
+    """
     divides, ring = script.uses("parallelize_module"), script.uses("context_parallel")
     ulysses = script.uses("all_to_all_single", "all_to_all") and bool(script.number(*_CONTEXT))
     if not divides and not ring and not ulysses:
@@ -30,7 +33,7 @@ def read_axes(script: Script, reading: Reading) -> bool:
     for axis, names in (("tensor", _TENSOR), ("context", _CONTEXT), ("shard", _SHARD),
                         ("replicate", _REPLICATE)):  # fmt: skip
         found = script.number(*names)
-        # A constant of the script before the mesh, whose axis of shards may hold contexts too.
+        # A constant in capitals overrides the mesh, whose shard axis may include context.
         if found and found[1] > 0 and (axis not in sizes or found[0].isupper()):
             sizes[axis] = found[1]
     if divides:
@@ -42,7 +45,7 @@ def read_axes(script: Script, reading: Reading) -> bool:
 
 
 def _mesh(script: Script) -> dict[str, int]:
-    """The sizes of the first mesh whose axes have names that say what they are for."""
+    """The sizes of the first device mesh with known axis names, by axis; empty if there is none."""
     for call in script.calls("init_device_mesh"):
         names, shape = call.get("mesh_dim_names", 2), call.get("mesh_shape", 1)
         if type(names) is not tuple or type(shape) is not tuple or len(names) != len(shape):
@@ -58,6 +61,7 @@ def _mesh(script: Script) -> dict[str, int]:
 
 
 def _tensor(script: Script, degree: int | None, reading: Reading) -> None:
+    """Set the tensor degree, and whether activations are sharded along the sequence."""
     if degree is None:
         reading.lose("parallelize_module", "its degree is decided when the script runs; set tensor")
         return
@@ -73,6 +77,7 @@ def _tensor(script: Script, degree: int | None, reading: Reading) -> None:
 
 
 def _context(method: str, degree: int | None, reading: Reading) -> None:
+    """Set the context degree and its method, "ring" or "ulysses"."""
     if degree is None:
         reading.lose("Context parallelism", "its degree is decided when the script runs")
     elif degree > 1:
@@ -81,7 +86,7 @@ def _context(method: str, degree: int | None, reading: Reading) -> None:
 
 
 def _data(sizes: dict[str, int], reading: Reading) -> None:
-    """Groups of replicas; otherwise the rest of the devices shards."""
+    """Set the shard and replicate degrees; without a shard size, the remaining devices shard."""
     shard, replicate = sizes.get("shard"), sizes.get("replicate", 1)
     if shard is None:
         reading.remark("The other devices shard, however many they are.")

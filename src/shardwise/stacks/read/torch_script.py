@@ -1,4 +1,4 @@
-"""Read a training script that calls FSDP1, FSDP2 or DDP itself, and the loop around it."""
+"""Read a training script that uses FSDP1, FSDP2 or DDP directly, and its training loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardwise.stacks.read.source import DIFFERS, Call, Script, Symbol, Unknown,
 from shardwise.stacks.read.torch_axes import read_axes
 from shardwise.stacks.read.torch_values import DTYPES, read_mesh, read_mixed_precision
 
-# What people call the number of micro-batches of a step, and the length of a sequence.
+# Usual variable names for the micro-batches per step, the sequence length and the micro-batch.
 _ACCUMULATE = ("gradient_accumulation_steps", "grad_accumulation_steps", "accumulation_steps",
                "grad_accum_steps", "accumulate_steps", "accum_steps", "grad_accum",
                "accumulate")  # fmt: skip
@@ -23,13 +23,13 @@ _MICRO_BATCH = ("micro_batch", "micro_batch_size")
 # In scripts that `shardwise export` wrote.
 _LOSS_CHUNKS = ("loss_chunks",)
 _OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd", "Lion": "lion"}
-# What torch takes where the script says nothing.
+# torch's defaults for arguments that the script does not pass.
 _DEFAULTS = {
     "AdamW": {"learning_rate": 1e-3, "weight_decay": 1e-2, "beta1": 0.9, "beta2": 0.999},
     "Adam": {"learning_rate": 1e-3, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999},
     "SGD": {"learning_rate": 1e-3, "weight_decay": 0.0},
 }
-# The arguments of an optimizer, and the fields of [train] that they are.
+# Optimizer arguments and the fields of [train] that they set.
 _FIELDS = {
     "lr": ("learning_rate",),
     "weight_decay": ("weight_decay",),
@@ -44,7 +44,7 @@ _LIGHTNING = (
     "the strategy of Lightning's Trainer is not read: write it into a run.toml, such as "
     'strategy = "ddp" for DDPStrategy'
 )
-# What fully_shard and DDP are given that is read, or that changes no plan.
+# Known arguments of fully_shard and DDP: those that are read, and those that no plan depends on.
 _FULLY_SHARD = ("module", "mesh", "reshard_after_forward", "mp_policy", "offload_policy",
                 "shard_placement_fn", "ignored_params", "dp_mesh_dims")  # fmt: skip
 _DDP = ("module", "device_ids", "output_device", "dim", "broadcast_buffers", "init_sync",
@@ -58,12 +58,13 @@ _RECOMPUTE = ("apply_activation_checkpointing", "checkpoint_wrapper",
 
 
 def read(text: str) -> Imported:
-    """The settings of a script, read without running it."""
+    """The settings of a script, read from its text without running it."""
     script = Script(text)
     return _read(script)._replace(objective=objective_of_script(script))
 
 
 def _read(script: Script) -> Imported:
+    """The settings of a script: of torchtitan, FSDP1, FSDP2, DDP or the Trainer, in this order."""
     if torchtitan.is_torchtitan(script):
         return torchtitan.read(script)
     old = list(script.calls("FullyShardedDataParallel"))
@@ -98,6 +99,7 @@ def _wraps_with_fsdp(call: Call) -> bool:
 
 
 def _nothing_found(script: Script) -> str:
+    """The error for a script that shards nothing, with a hint what to import instead."""
     for name, module, instead in (
         ("Accelerator", "accelerate", "import the YAML that accelerate is configured with"),
         (
@@ -121,6 +123,7 @@ def _nothing_found(script: Script) -> str:
 
 
 def _fully_shard(script: Script, calls: list[Call], reading: Reading) -> None:
+    """Read the calls of `fully_shard`: kind, dtypes, mesh, tensor and context degrees, offload."""
     # The root is sharded last, and often keeps its parameters whatever the blocks do.
     blocks = calls[:-1] or calls
     values = {shown(call.get("reshard_after_forward")) for call in blocks}
@@ -157,7 +160,7 @@ def _fully_shard(script: Script, calls: list[Call], reading: Reading) -> None:
 
 
 def _reshards(value: object, reading: Reading) -> None:
-    """The kind that `reshard_after_forward` stands for."""
+    """Set the kind, ZeRO-2 or ZeRO-3, from the value of `reshard_after_forward`."""
     key = "reshard_after_forward"
     kind = {"kind": "zero2" if value is False else "zero3"}
     if value is None:
@@ -172,6 +175,7 @@ def _reshards(value: object, reading: Reading) -> None:
 
 
 def _others_of_fully_shard(calls: list[Call], reading: Reading) -> None:
+    """Report the other arguments of `fully_shard` that have no counterpart."""
     for call in calls:
         list_unknown(reading, call.keywords, _FULLY_SHARD, "fully_shard.")
         for name, why in (
@@ -183,6 +187,7 @@ def _others_of_fully_shard(calls: list[Call], reading: Reading) -> None:
 
 
 def _ddp(calls: list[Call], reading: Reading) -> None:
+    """Read the first call of DistributedDataParallel, and list unknown arguments of all calls."""
     reading.given("DistributedDataParallel", {"kind": "ddp"})
     for call in calls:
         list_unknown(reading, call.keywords, _DDP, "DistributedDataParallel.")
@@ -209,10 +214,10 @@ def _ddp(calls: list[Call], reading: Reading) -> None:
 
 
 def _precision(script: Script, reading: Reading) -> None:
-    """Autocast, and a model that is loaded in a low precision."""
+    """Read autocast, and the dtype that the model is loaded in."""
     sharded = reading.strategy.get("kind") != "ddp"
     if reading.what != _WITH_DDP and "param_dtype" not in reading.strategy:
-        # It has a policy, which only running the script tells.
+        # The script passes a mixed-precision policy that is known only at run time.
         return
     low, known = _autocast(script, reading)
     if not known:
@@ -241,7 +246,10 @@ def _precision(script: Script, reading: Reading) -> None:
 
 
 def _autocast(script: Script, reading: Reading) -> tuple[str | None, bool]:
-    """The dtype of the first autocast, if there is one, and whether the script settles it."""
+    """The dtype of the first enabled autocast, or None; and whether that answer is certain.
+
+    It is uncertain if `enabled` or the dtype is known only at run time, which is reported.
+    """
     for call in script.calls("autocast"):
         given, enabled = call.get("dtype", 1), call.get("enabled")
         if enabled is False:
@@ -268,7 +276,10 @@ def _is_number(value: object) -> bool:
 
 
 def _loop(script: Script, reading: Reading) -> None:
-    """What the loop around the model says: batch, optimizer, clipping, recomputation."""
+    """Read the loop around the model.
+
+    That is batch, optimizer, clipping, recompute, compile, chunked loss and sequence length.
+    """
     _micro_batch(script, reading)
     for call in script.calls(*_OPTIMIZERS):
         _optimizer(call, reading)
@@ -299,6 +310,7 @@ def _loop(script: Script, reading: Reading) -> None:
 
 
 def _micro_batch(script: Script, reading: Reading) -> None:
+    """Read the micro-batch from the DataLoader's `batch_size`, or from a variable."""
     for call in script.calls("DataLoader"):
         size = call.get("batch_size", 1)
         whole_batches = "batch_size" in call.keywords and size is None
@@ -327,7 +339,11 @@ def _micro_batch(script: Script, reading: Reading) -> None:
 
 
 def _clipping(call: Call, reading: Reading) -> None:
-    """Of torch's function the norm is the second argument, of a model's method the first."""
+    """Read the gradient clipping norm.
+
+    It is the second argument of torch's function, the first of a model's method, and
+    `gradient_clip_val` of Lightning's Trainer.
+    """
     function = call.origin.startswith("torch.") or (
         len(call.args) > 1 and not _is_number(call.args[0])
     )
@@ -345,6 +361,7 @@ def _clipping(call: Call, reading: Reading) -> None:
 
 
 def _optimizer(call: Call, reading: Reading) -> None:
+    """Read the optimizer and its arguments; absent arguments get torch's defaults."""
     kind = _OPTIMIZERS[call.name]
     momentum = call.get("momentum")
     if kind == "sgd" and isinstance(momentum, (int, float)) and momentum > 0:
@@ -356,6 +373,7 @@ def _optimizer(call: Call, reading: Reading) -> None:
         reading.warn(f"Some settings of {call.name} are made when the script runs.")
 
     def number(name: str) -> float | None:
+        """The numeric argument `name`; None if it is absent or known only at run time."""
         value = call.get(name, 1 if name == "lr" else None)
         if _is_number(value):
             return float(value)
@@ -388,7 +406,7 @@ def _optimizer(call: Call, reading: Reading) -> None:
 
 
 def _sets_rates(script: Script) -> bool:
-    """Whether it changes learning rates by hand: `group["lr"] = ...`."""
+    """Whether the script assigns learning rates itself: `group["lr"] = ...`."""
     return any(
         isinstance(target, ast.Subscript)
         and isinstance(target.slice, ast.Constant)
@@ -400,7 +418,10 @@ def _sets_rates(script: Script) -> bool:
 
 
 def _decay_of_groups(call: Call, reading: Reading) -> bool:
-    """Whether parameter groups have weight decays of their own; Shardwise uses one for matrices."""
+    """Whether parameter groups have weight decays of their own.
+
+    Sets `train.weight_decay` if all nonzero decays are equal: Shardwise decays matrices only.
+    """
     groups = call.get("params", 0)
     if not isinstance(groups, tuple):
         return False
@@ -418,7 +439,7 @@ def _decay_of_groups(call: Call, reading: Reading) -> bool:
 
 
 def _accumulation(script: Script, reading: Reading) -> None:
-    """How many micro-batches a step has, and which of them reduce gradients."""
+    """Read the micro-batches per step, and in which of them gradients are reduced."""
     found = _number(script, _ACCUMULATE)
     if found and found[1] > 0:
         reading.given(found[0], {"accumulate": found[1]}, found[1], naming="assignment")
@@ -449,6 +470,7 @@ def _accumulation(script: Script, reading: Reading) -> None:
 
 
 def _number(script: Script, names: tuple[str, ...]) -> tuple[str, int] | None:
+    """(name, value) of the first name, also in capitals, that holds one integer; or None."""
     return script.number(*names, *(name.upper() for name in names))
 
 

@@ -1,4 +1,4 @@
-"""Values of torch that a script gives to FSDP1, FSDP2 or autocast: dtypes, policies, meshes."""
+"""Values that a script passes to FSDP1, FSDP2 or autocast: dtypes, policies, meshes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shardwise.spec.dtype import TORCH_NAMES, DType
 from shardwise.stacks.read.imported import Reading, list_unknown
 from shardwise.stacks.read.source import Call, Symbol, shown, why_not
 
-# By every name that torch has for them.
+# Short names of dtypes by every name that torch has for them.
 DTYPES: dict[str, DType] = {
     **{name: dtype for dtype, name in TORCH_NAMES.items()},
     "float": "fp32",
@@ -24,7 +24,7 @@ _POLICY_FIELDS = ("param_dtype", "reduce_dtype", "buffer_dtype", "keep_low_preci
 
 
 def read_mixed_precision(value: Any, reading: Reading) -> None:
-    """The dtypes of a MixedPrecision or MixedPrecisionPolicy; without one, all is fp32."""
+    """Read the dtypes of a MixedPrecision or MixedPrecisionPolicy; None means fp32 for all."""
     if value is None:
         dtypes = {"param_dtype": "fp32", "reduce_dtype": "fp32"}
         reading.remark("Without mixed precision, parameters and gradients move in fp32.", dtypes)
@@ -44,7 +44,7 @@ def read_mixed_precision(value: Any, reading: Reading) -> None:
 
 
 def _others(policy: Call, reading: Reading) -> None:
-    """What else a policy says."""
+    """Report other settings of the policy, and keys that are unknown."""
     if policy.get("keep_low_precision_grads") not in (None, False):
         reading.lose("keep_low_precision_grads", "Shardwise keeps gradients in the master dtype")
     if policy.get("output_dtype") is not None:
@@ -56,7 +56,10 @@ def _others(policy: Call, reading: Reading) -> None:
 
 
 def _dtype(value: Any, key: str, otherwise: str | None, reading: Reading) -> str | None:
-    """The dtype that a script names; None where it is known at run time only."""
+    """The short name of a dtype in a script; `otherwise` if the script gives none.
+
+    None if the value is known only at run time, which is reported.
+    """
     if value is None:
         return otherwise
     if isinstance(value, Symbol) and value.last in DTYPES:
@@ -66,7 +69,7 @@ def _dtype(value: Any, key: str, otherwise: str | None, reading: Reading) -> str
 
 
 def read_mesh(value: Any, reading: Reading) -> None:
-    """A device mesh of numbers: one axis shards, of two the first replicates."""
+    """Read the sizes of a device mesh: one axis shards; of two axes the first replicates."""
     if value is None:
         return
     shape = value.get("mesh_shape", 1) if isinstance(value, Call) else value

@@ -19,7 +19,7 @@ def is_torchtitan(script: Script) -> bool:
 
 
 def read(script: Script) -> Imported:
-    """The strategy, the batch and the steps of a torchtitan configuration."""
+    """The settings of a torchtitan configuration: strategy, batch, lengths and optimizer."""
     reading = Reading("a torchtitan configuration")
     parallelism, training = (
         next(iter(script.calls(name)), Call(name, (), {}))
@@ -48,6 +48,7 @@ def read(script: Script) -> Imported:
 
 
 def _parallelism(call: Call, reading: Reading) -> None:
+    """Read the kind and the degrees from a call of ParallelismConfig."""
     shard = _count(call, "data_parallel_shard_degree", -1, reading)
     replicate = _count(call, "data_parallel_replicate_degree", 1, reading)
     keeps = call.get("fsdp_reshard_after_forward") == "never"
@@ -57,7 +58,7 @@ def _parallelism(call: Call, reading: Reading) -> None:
         # fully_shard on groups of one device: gradients are all-reduced, nothing is sharded.
         reading.strategy["kind"] = "ddp" if replicate * inner > 1 else "single"
     else:
-        # Devices that divide sequences share one copy of the states too.
+        # Devices of a context group shard the states too.
         reading.strategy["kind"] = "zero2" if keeps else "zero3"
         if shard > 0:
             reading.strategy |= {"shard": shard, "replicate": replicate}
@@ -72,7 +73,11 @@ def _parallelism(call: Call, reading: Reading) -> None:
 
 
 def _inner_axes(call: Call, reading: Reading) -> int:
-    """Tensor and context degrees; returns how many devices work on the same sequences."""
+    """Read tensor and context degrees.
+
+    Returns:
+        The number of devices that work on the same sequences: tensor × context.
+    """
     tensor = max(1, _count(call, "tensor_parallel_degree", 1, reading))
     context = max(1, _count(call, "context_parallel_degree", 1, reading))
     if tensor > 1:
@@ -93,6 +98,7 @@ def _inner_axes(call: Call, reading: Reading) -> int:
 
 
 def _training(call: Call, reading: Reading) -> None:
+    """Read dtypes, batch, sequence length and steps from a call of TrainingConfig."""
     for key, field, default in (
         ("dtype", "master_dtype", "float32"),
         ("mixed_precision_param", "param_dtype", "bfloat16"),
@@ -123,7 +129,7 @@ def _training(call: Call, reading: Reading) -> None:
 
 
 def _optimizer(script: Script, reading: Reading) -> None:
-    """The optimizer of all parameters; groups with optimizers of their own have no counterpart."""
+    """Set the optimizer, if all parameter groups use the same one; else report it as lost."""
     names = {call.get("optimizer_name") for call in script.calls("ParamGroupConfig")} - {None}
     known = sorted(_OPTIMIZERS[name] for name in names if name in _OPTIMIZERS)
     if len(names) == len(known) == 1:
@@ -134,6 +140,7 @@ def _optimizer(script: Script, reading: Reading) -> None:
 
 
 def _count(call: Call, key: str, default: int, reading: Reading) -> int:
+    """An integer argument, -1 or at least 1; `default` if it is absent or not readable."""
     value: Any = call.get(key)
     if value is None:
         return default

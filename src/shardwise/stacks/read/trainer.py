@@ -1,4 +1,4 @@
-"""Read TrainingArguments of transformers, or SFTConfig and its like of TRL, from a table."""
+"""Read TrainingArguments of transformers, or a config of TRL such as SFTConfig, from a table."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from shardwise.stacks.training_arguments import (
     TRAIN,
 )
 
-# The words of its `fsdp` option, as accelerate says them.
+# The words of the `fsdp` option, and accelerate's names for them.
 _SHARDING = {name.lstrip("_").lower(): name for name in fsdp1.SHARDING}
 _WORDS = (*_SHARDING, "offload", "auto_wrap")
-# Arguments without a counterpart, or with another meaning, and what to do.
+# Arguments that have no counterpart or another meaning, and what to do instead.
 _LOST = {
     "warmup_ratio": "set train.warmup_steps, which counts steps",
     "num_train_epochs": "set train.steps, which counts steps",
@@ -53,9 +53,9 @@ _LOST = {
     "lora_target_parameters": "adapters of single parameters are not planned",
     "activation_offloading": "activations stay on the device in Shardwise",
 }
-# Tokens per sequence, by the names that TRL has had for it.
+# TRL's names, new and old, for the tokens per sequence.
 _SEQ_LEN = ("max_length", "max_seq_length")
-# What a nested DeepSpeed configuration takes from these where it says "auto".
+# Keys of a nested DeepSpeed configuration that, if "auto", take the value of an argument.
 _AUTO = {
     "optimizer.params.lr": "learning_rate",
     "optimizer.params.weight_decay": "weight_decay",
@@ -63,35 +63,37 @@ _AUTO = {
     "scheduler.params.total_num_steps": "max_steps",
     "scheduler.params.warmup_num_steps": "warmup_steps",
 }
-# Of a nested DeepSpeed configuration; the Trainer's own arguments decide.
+# Keys of a nested DeepSpeed configuration that the Trainer's own arguments override.
 _OF_BATCH = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-# What TRL's SFTConfig and ModelConfig set where a file says nothing.
+# Defaults of TRL's SFTConfig and ModelConfig.
 TRL_DEFAULTS: dict[str, object] = {"gradient_checkpointing": True, "bf16": True, "max_length": 1024}
 _TRL_LORA = LoraKeys("lora_r", "lora_alpha", "lora_target_modules", "lora_dropout", "use_rslora",
                      "use_dora", "lora_modules_to_save", default_rank=16, default_alpha=32,
                      default_dropout=0.05)  # fmt: skip
-# How accelerate is told of groups by the environment, which TRL's files can set.
+# Environment variables with accelerate's degrees, which a TRL file can set.
 ENVIRONMENT = "ACCELERATE_USE_PARALLELISM_CONFIG"
 DEGREES = {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": accelerate.REPLICATE,
            "PARALLELISM_CONFIG_DP_SHARD_SIZE": accelerate.SHARD,
            "PARALLELISM_CONFIG_TP_SIZE": accelerate.TENSOR,
            "PARALLELISM_CONFIG_CP_SIZE": accelerate.CONTEXT,
            "PARALLELISM_CONFIG_SP_SIZE": accelerate.ULYSSES}  # fmt: skip
-# Files of DeepSpeed that axolotl and LLaMA-Factory come with say their stage in their name.
+# The DeepSpeed files of axolotl and LLaMA-Factory have the ZeRO stage in their names.
 _STAGE = re.compile(r"(?:zero|z|stage)[-_]?([0-3])(?![0-9])")
 
 
 def is_trainer(table: Mapping[str, object]) -> bool:
+    """Whether a table looks like TrainingArguments."""
     keys = ("per_device_train_batch_size", "fsdp", "deepspeed", "gradient_checkpointing", *_SEQ_LEN)
     return any(key in table for key in keys)
 
 
 def is_trl(table: Mapping[str, object]) -> bool:
+    """Whether a table looks like a configuration of TRL."""
     return is_trainer(table) and any(key in table for key in known_keys.TRL_ONLY)
 
 
 def read_trl(table: Mapping[str, object]) -> Imported:
-    """The settings of a file that `trl sft --config` takes."""
+    """The settings of a file for `trl sft --config`, with TRL's defaults."""
     absent = {
         key: value
         for key, value in TRL_DEFAULTS.items()
@@ -108,7 +110,11 @@ def read_trl(table: Mapping[str, object]) -> Imported:
 def with_trl_loss(
     found: Imported, absent: Mapping[str, object], table: Mapping[str, object]
 ) -> Imported:
-    """What SFTTrainer does that no key says: defaults of its own, and a loss in tiles."""
+    """The settings with the chunked loss of SFTTrainer, and notes about TRL's defaults.
+
+    `absent` are the keys that the file leaves to TRL, with TRL's values. With label smoothing the
+    loss is not chunked.
+    """
     outcomes = defaults_of_trl(absent)
     strategy = dict(found.strategy)
     if not table.get("label_smoothing_factor"):
@@ -119,7 +125,7 @@ def with_trl_loss(
 
 
 def defaults_of_trl(absent: Mapping[str, object]) -> list[Outcome]:
-    """What is said of keys that a file leaves to TRL, with TRL's values."""
+    """One outcome for each key that a file leaves to TRL, with TRL's value."""
     return [Outcome("default", key, value, whose="TRL's") for key, value in absent.items()]
 
 
@@ -129,7 +135,14 @@ def read(
     known: tuple[str, ...] = (*known_keys.TRAINER, *known_keys.TRL),
     rows: Table = TRAIN,
 ) -> Imported:
-    """The settings of a run; the number of processes is the launcher's, not in this table."""
+    """The settings of a table of TrainingArguments; the launcher decides the number of processes.
+
+    Args:
+        table: The keys and values of the file.
+        what: What the file is, in words.
+        known: Keys that are not reported as unknown.
+        rows: The rows of `[train]`.
+    """
     reading = read_arguments(table, what, known, rows)
     if flag(table, "use_peft", otherwise=False):
         set_lora(reading, table, _TRL_LORA)
@@ -140,7 +153,7 @@ def read(
 
 
 def _bits(table: Mapping[str, object]) -> Quantisation | None:
-    """TRL's settings of bitsandbytes."""
+    """The bitsandbytes format of frozen weights in TRL's keys; None without quantisation."""
     if flag(table, "load_in_4bit", otherwise=False):
         kind = table.get("bnb_4bit_quant_type") or "nf4"
         double = flag(table, "use_bnb_nested_quant", otherwise=False)
@@ -155,9 +168,9 @@ def read_arguments(
     rows: Table = TRAIN,
     undecided: frozenset[str] = frozenset(),
 ) -> Reading:
-    """The settings that TrainingArguments have; without adapters and the dtype of the model.
+    """Read the keys of TrainingArguments, without adapters and the dtype of the model.
 
-    `rows` are those of `[train]`, `undecided` the keys that are settled when a script runs.
+    `rows` are those of `[train]`. `undecided` are keys whose values are known only at run time.
     """
     reading = Reading(what)
     reading.undecided = undecided
@@ -203,7 +216,10 @@ def read_arguments(
 
 
 def read_deepspeed(given: object, low: str | None, reading: Reading) -> Imported:
-    """Its own bf16 and fp16 decide; "auto" takes those of the Trainer."""
+    """The settings of a nested DeepSpeed configuration, or of a file whose name gives the stage.
+
+    `low` is the Trainer's low precision; it replaces "auto" of bf16 and fp16.
+    """
     if isinstance(given, str):
         given = _named_stage(given, reading)
     if not isinstance(given, dict):
@@ -216,7 +232,7 @@ def read_deepspeed(given: object, low: str | None, reading: Reading) -> Imported
 
 
 def _named_stage(path: str, reading: Reading) -> object:
-    """The stage that the name of a file of DeepSpeed says; the path where it says none."""
+    """A DeepSpeed configuration from the ZeRO stage in a file's name; else the path itself."""
     name = path.replace("\\", "/").rpartition("/")[2].lower()
     match = _STAGE.search(name)
     if match is None:
@@ -235,9 +251,12 @@ def _named_stage(path: str, reading: Reading) -> object:
 
 
 def as_given(reading: Reading, ddp: str, leave_out: Collection[str]) -> None:
-    """Say what accelerate's settings become by the keys of the file that they were made of.
+    """Rename accelerate's settings in the outcomes to the keys of the file that they came from.
 
-    `ddp` says when that file means DDP. Nothing is said of the keys to leave out.
+    Args:
+        reading: Its outcomes are replaced.
+        ddp: The start of the note for DDP: in which case this stack runs DDP.
+        leave_out: Keys without a note; losses stay.
     """
     reading.outcomes = [
         _by_its_key(one, ddp) for one in reading.outcomes if one.is_lost or one.key not in leave_out
@@ -245,6 +264,7 @@ def as_given(reading: Reading, ddp: str, leave_out: Collection[str]) -> None:
 
 
 def _by_its_key(one: Outcome, ddp: str) -> Outcome:
+    """The outcome with accelerate's key replaced by the file's own; `ddp` as in `as_given`."""
     if one.key == "mixed_precision" and one.kind == "default":
         nothing = "Without bf16 or fp16 the default"
         return one._replace(kind="given", key=nothing, theirs="fp32", naming="pair")
@@ -256,7 +276,7 @@ def _by_its_key(one: Outcome, ddp: str) -> Outcome:
 
 
 def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object]:
-    """The configuration of accelerate that the Trainer makes of its own options."""
+    """The accelerate configuration that the Trainer builds from its own options."""
     words = _words(table.get("fsdp"))
     if not words:
         if table.get("fsdp_config"):
@@ -271,7 +291,7 @@ def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object
     sharding = [_SHARDING[word] for word in words if word in _SHARDING]
     version = whole(settings, "version") or _version(sharding, reading)
     offloaded = flag(settings, "cpu_offload", otherwise=False)
-    # With FSDP2, transformers 5 wraps every block unless told otherwise.
+    # With FSDP2, transformers 5 wraps every block by default.
     wraps = "TRANSFORMER_BASED_WRAP" if "auto_wrap" in words or version == 2 else None
     config: dict[str, object] = {
         "fsdp_version": version,
@@ -297,7 +317,7 @@ def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object
 
 
 def _groups(table: Mapping[str, object]) -> dict[str, object]:
-    """Degrees that a script passes as ParallelismConfig, or that a file of TRL sets in `env`."""
+    """The degrees of accelerate's ParallelismConfig: from a script, or from `env` of a TRL file."""
     given = table.get("parallelism_config")
     if isinstance(given, dict):
         return dict(given)
@@ -308,7 +328,11 @@ def _groups(table: Mapping[str, object]) -> dict[str, object]:
 
 
 def _words(given: object) -> list[str]:
-    """What `fsdp` asks for; a misspelled word must not shard in another way."""
+    """The words of the `fsdp` option.
+
+    Raises:
+        SpecError: A word is unknown: ignoring it would shard differently.
+    """
     if given is None or given is False:
         return []
     if given is True:
@@ -325,7 +349,10 @@ def _words(given: object) -> list[str]:
 
 
 def _version(sharding: list[str], reading: Reading) -> int:
-    """Which FSDP runs where the file does not say: transformers 5 takes the second."""
+    """The FSDP version if the file gives none: 2, as in transformers 5.
+
+    1 if only FSDP1 has the sharding strategy.
+    """
     old = any(name not in ("FULL_SHARD", "SHARD_GRAD_OP") for name in sharding)
     version = 1 if old else 2
     reading.remark(

@@ -23,10 +23,10 @@ from shardwise.stacks.read.source import Call, Script, Symbol, Unknown, shown, w
 from shardwise.stacks.table import but
 from shardwise.stacks.training_arguments import OTHER_OBJECTIVES, SFT, TRAIN
 
-# The classes of transformers and TRL, and what TRL's set where a script says nothing.
+# Defaults of TRL's configs.
 _TRL: dict[str, object] = {"gradient_checkpointing": True, "bf16": True}
 _PEFT = LoraKeys()
-# Of peft's LoraConfig: read, or without effect on a plan.
+# Known arguments of peft's LoraConfig: read, or without effect on a plan.
 _LORA_CONFIG = ("r", "lora_alpha", "target_modules", "lora_dropout", "use_rslora", "use_dora",
                 "modules_to_save", "task_type", "inference_mode", "base_model_name_or_path",
                 "fan_in_fan_out", "init_lora_weights", "revision", "peft_type")  # fmt: skip
@@ -37,18 +37,19 @@ ARGUMENTS: dict[str, dict[str, object]] = {
     "SFTConfig": {**_TRL, "max_length": 1024},
     **dict.fromkeys(CONFIGS, _TRL),
 }
-# In scripts that `shardwise export` wrote: parts of the names of the parameters that are trained.
+# The constant in exported scripts that lists parts of the names of trained parameters.
 TRAIN_ONLY = "TRAIN_ONLY"
 _MISSING = object()
 _KNOWN_ARGUMENTS = (*known_keys.TRAINER, *known_keys.TRL)
 
 
 def has_arguments(script: Script) -> bool:
+    """Whether a script creates TrainingArguments or a config of TRL."""
     return script.uses(*ARGUMENTS)
 
 
 def read(script: Script) -> Imported:
-    """The settings of the first call that creates training arguments."""
+    """The settings of the first call that creates TrainingArguments or a config of TRL."""
     call = next(script.calls(*ARGUMENTS))
     dropped: list[Outcome] = []
     given = {key: _value(key, value, dropped) for key, value in call.keywords.items()}
@@ -65,7 +66,7 @@ def read(script: Script) -> Imported:
         more = f"The script creates arguments more than once; the first {call.name} is read."
         dropped.append(Outcome("lost", why=more))
     rows = {"SFTConfig": SFT, **dict.fromkeys(CONFIGS, OTHER_OBJECTIVES)}.get(call.name, {})
-    # What a dictionary that is made when the script runs may hold is undecided too.
+    # If keywords come from a dictionary built at run time, any argument may be among them.
     undecided = _KNOWN_ARGUMENTS if call.more else given
     reading = trainer.read_arguments(
         {**defaults, **table},
@@ -88,11 +89,12 @@ def read(script: Script) -> Imported:
 
 
 def _with_loss(found: Imported, name: str, table: dict[str, Any]) -> Imported:
+    """The settings with the chunked loss of SFTTrainer, for SFTConfig only."""
     return trainer.with_trl_loss(found, {}, table) if name == "SFTConfig" else found
 
 
 def read_model(script: Script, reading: Reading) -> None:
-    """How the model of a script is loaded, what peft adds to it, and how long sequences are."""
+    """Read the dtype and quantisation of the model, its LoRA, and the sequence length."""
     loaded = _loaded(script)
     configs = list(script.calls("LoraConfig"))
     if configs:
@@ -118,7 +120,7 @@ def _is_text(value: object) -> bool:
 
 
 def _loaded(script: Script) -> str | None:
-    """The dtype that the model is loaded in, where the script settles it."""
+    """The dtype that the model is loaded in; None if the script does not give it."""
     for call in script.calls("from_pretrained", "from_config"):
         given = call.get("dtype") or call.get("torch_dtype")
         if isinstance(given, (str, Symbol)):
@@ -127,7 +129,8 @@ def _loaded(script: Script) -> str | None:
 
 
 def _lora(call: Call, reading: Reading) -> None:
-    # What the task is called changes nothing.
+    """Read a call of LoraConfig."""
+    # The task type has no effect on a plan.
     given = {key: value for key, value in call.keywords.items() if key != "task_type"}
     values = {key: _value(key, value, reading.outcomes) for key, value in given.items()}
     table = {key: value for key, value in values.items() if value is not _MISSING}
@@ -143,6 +146,7 @@ def _lora(call: Call, reading: Reading) -> None:
 
 
 def _quantised(script: Script, reading: Reading) -> Quantisation | None:
+    """The format in a BitsAndBytesConfig; None without quantisation."""
     for call in script.calls("BitsAndBytesConfig"):
         if call.more:
             reading.warn("Some settings of BitsAndBytesConfig are made when the script runs.")
@@ -156,7 +160,10 @@ def _quantised(script: Script, reading: Reading) -> Quantisation | None:
 
 
 def _value(key: str, value: Any, dropped: list[Outcome]) -> Any:
-    """A value of the script as JSON has it; a value only known at run time is listed."""
+    """A value of the script as JSON has it.
+
+    _MISSING if it is known only at run time; it is then appended to `dropped`.
+    """
     if isinstance(value, tuple) and not isinstance(value, (Unknown, Call)):
         parts = [_value(key, part, dropped) for part in value] if type(value) is tuple else None
         if parts is not None and _MISSING not in parts:

@@ -80,7 +80,7 @@ _SCRIPT_RULES = (
 
 
 def export(run: RunSpec, target: Target = USUAL) -> Exported:
-    """The YAML that `accelerate launch --config_file` takes."""
+    """The run as YAML for `accelerate launch --config_file`."""
     import yaml
 
     table = _table(run)
@@ -99,6 +99,7 @@ def applied(run: RunSpec) -> Strategy:
 
 
 def _compared(run: RunSpec, table: dict[str, Any]) -> Comparison:
+    """The strategy as accelerate runs it with this table, and the differences."""
     strategy = run.strategy
     by_script: dict[str, object] = {
         "micro_batch": strategy.micro_batch,
@@ -112,6 +113,7 @@ def _compared(run: RunSpec, table: dict[str, Any]) -> Comparison:
 
 
 def _table(run: RunSpec) -> dict[str, Any]:
+    """The keys and values of the YAML."""
     strategy, cluster = run.strategy, run.cluster
     cpu = cluster.device.is_cpu
     table: dict[str, Any] = {
@@ -139,7 +141,7 @@ def _table(run: RunSpec) -> dict[str, Any]:
 
 
 def degrees(strategy: Strategy) -> dict[str, int]:
-    """The degrees of ParallelismConfig; those of axes that divide nothing are left out."""
+    """The degrees of accelerate's ParallelismConfig, without tensor or context degrees of 1."""
     mesh = strategy.mesh
     inner = {TENSOR: mesh.tensor, CONTEXT: mesh.context}
     return {
@@ -150,7 +152,7 @@ def degrees(strategy: Strategy) -> dict[str, int]:
 
 
 def axes_in_script(strategy: Strategy) -> list[Difference]:
-    """What accelerate leaves to the script that loads the model and reads the data."""
+    """What the user's script must do for tensor and context parallelism; empty without them."""
     differences = Differences()
     if strategy.tensor > 1:
         differences.add(
@@ -170,6 +172,7 @@ def axes_in_script(strategy: Strategy) -> list[Difference]:
 
 
 def _distributed_type(run: RunSpec) -> str:
+    """The value of `distributed_type`."""
     if run.strategy.kind == "single":
         return "NO"
     if run.cluster.device.is_cpu:
@@ -178,6 +181,7 @@ def _distributed_type(run: RunSpec) -> str:
 
 
 def _precision(run: RunSpec) -> str:
+    """The value of `mixed_precision`."""
     strategy = run.strategy
     if strategy.master_dtype != "fp32" or strategy.param_dtype not in ("bf16", "fp16"):
         return "no"
@@ -185,6 +189,7 @@ def _precision(run: RunSpec) -> str:
 
 
 def _fsdp(run: RunSpec) -> dict[str, Any]:
+    """The section `fsdp_config`."""
     strategy = run.strategy
     table: dict[str, Any] = {
         "fsdp_version": 2,
@@ -196,13 +201,13 @@ def _fsdp(run: RunSpec) -> dict[str, Any]:
         "fsdp_cpu_ram_efficient_loading": False,
     }
     if isinstance(run.model, ModelSpec):
-        # Without it accelerate asks the model, which a model of transformers answers.
+        # Without it accelerate reads the class from the model, as transformers' models name it.
         table["fsdp_transformer_layer_cls_to_wrap"] = BLOCKS[run.model.family].class_name
     return table
 
 
 def _other_differences(run: RunSpec, table: dict[str, Any]) -> list[Difference]:
-    """Differences that no field of a strategy expresses."""
+    """Differences that are not about a field of the strategy."""
     differences = Differences()
     model, sharded = run.model, table["distributed_type"] == "FSDP"
     if sharded and isinstance(model, ModuleRef):
@@ -234,6 +239,7 @@ def _other_differences(run: RunSpec, table: dict[str, Any]) -> list[Difference]:
 
 
 def _command(run: RunSpec, name: str) -> str:
+    """The shell command that starts the run; `name` is the YAML."""
     words = ["accelerate launch --config_file", name]
     if run.strategy.accumulate > 1:
         words.insert(0, f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={run.strategy.accumulate}")

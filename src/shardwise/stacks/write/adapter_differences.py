@@ -1,4 +1,4 @@
-"""What of an adapter, of a job and of `[train]` another stack does not do as a run says."""
+"""Settings of the adapter, the job and `[train]` that another stack changes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from shardwise.spec.train import TrainSettings
 from shardwise.stacks.outcomes import Difference, shown
 from shardwise.stacks.read.imported import Imported
 
-# Settings that change what is computed; the others are about how a run is watched and saved.
+# Settings of [train] that change the result; the others concern logs and checkpoints.
 _ARITHMETIC = ("steps", "seed", "learning_rate", "schedule", "warmup_steps", "final_learning_rate",
                "weight_decay", "beta1", "beta2", "epsilon", "momentum", "clip_norm")  # fmt: skip
 
 
 def settings_differences(run: RunSpec, back: Imported, who: str) -> list[Difference]:
-    """The settings that are not read back from the stack's file."""
+    """Settings of the adapter, job and `[train]` that differ in the stack's file."""
     return [
         *adapter_differences(run.adapter, back, who),
         *_of_job(run, back, who),
@@ -23,7 +23,7 @@ def settings_differences(run: RunSpec, back: Imported, who: str) -> list[Differe
 
 
 def adapter_differences(ours: Adapter | None, back: Imported, who: str) -> list[Difference]:
-    """The settings of the adapter that are not read back from the stack's file."""
+    """Settings of the adapter that differ in the stack's file; empty without an adapter."""
     if ours is None:
         return []
     if not back.adapter:
@@ -32,7 +32,7 @@ def adapter_differences(ours: Adapter | None, back: Imported, who: str) -> list[
     theirs = Adapter.read(back.adapter)
     differences = []
     for name in Adapter.model_fields:
-        # Unset is twice the rank.
+        # An alpha that is not set is twice the rank, so the scale is compared.
         field = "scale" if name == "alpha" else name
         here, there = getattr(ours, field), getattr(theirs, field)
         if here != there:
@@ -46,6 +46,7 @@ def adapter_differences(ours: Adapter | None, back: Imported, who: str) -> list[
 
 
 def _of_job(run: RunSpec, back: Imported, who: str) -> list[Difference]:
+    """The sequence length, if it differs in the stack's file."""
     length = back.job.get("seq_len")
     if length is None or length == run.job.seq_len:
         return []
@@ -54,6 +55,7 @@ def _of_job(run: RunSpec, back: Imported, who: str) -> list[Difference]:
 
 
 def _of_train(run: RunSpec, back: Imported, who: str) -> list[Difference]:
+    """Settings of `[train]` that differ in the stack's file."""
     if run.train is None:
         return []
     theirs = TrainSettings.read(back.train)
@@ -67,7 +69,7 @@ def _of_train(run: RunSpec, back: Imported, who: str) -> list[Difference]:
 
 
 def _unused(run: RunSpec, train: TrainSettings) -> set[str]:
-    """Settings without effect in this run."""
+    """The names of settings without effect in this run."""
     unused = {"final_learning_rate"} if train.schedule == "constant" else set()
     if run.job.optimizer != "momentum":
         unused |= {"momentum"}

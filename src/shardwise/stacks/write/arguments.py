@@ -1,4 +1,4 @@
-"""A run as transformers' TrainingArguments, which the Trainer, TRL and LLaMA-Factory take."""
+"""A run as transformers' TrainingArguments, which the Trainer, TRL and LLaMA-Factory accept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shardwise.stacks.write.differences import (
 )
 from shardwise.stacks.write.trackers import trackers_of
 
-# As sentences call it.
+# The Trainer's name in sentences.
 TRAINER = "the Trainer"
 RULES = (
     Rule(("kind",), "{who} runs {kind}: parameters stay gathered in a micro-batch"),
@@ -65,12 +65,15 @@ ON_CPUS = Rule(
 
 
 def rules_of(run: RunSpec, sharded: bool) -> tuple[Rule, ...]:
-    """The rules of a run; `sharded` is whether the stack's file shards anything."""
+    """The reasons for changed fields; `sharded` is whether the stack's file shards the model."""
     return (ON_CPUS, *RULES) if run.strategy.sharded and not sharded else RULES
 
 
 def arguments(run: RunSpec, with_deepspeed: bool = False) -> dict[str, Any]:
-    """The arguments of a run. ZeRO-1, which FSDP2 does not have, can be DeepSpeed's."""
+    """The keys and values of TrainingArguments for a run.
+
+    `with_deepspeed` runs ZeRO-1, which FSDP2 does not have, through DeepSpeed.
+    """
     strategy = run.strategy
     sharded = strategy.sharded and not run.cluster.device.is_cpu
     table: dict[str, Any] = {
@@ -96,7 +99,7 @@ def arguments(run: RunSpec, with_deepspeed: bool = False) -> dict[str, Any]:
 
 
 def by_parallelism_config(strategy: Strategy) -> dict[str, object]:
-    """The fields that accelerate's ParallelismConfig sets, as accelerate runs them."""
+    """The fields of a strategy that accelerate's ParallelismConfig sets, with their values."""
     found: dict[str, object] = {"shard": strategy.shard, "replicate": strategy.replicate}
     if strategy.tensor > 1:
         found |= {"tensor": strategy.tensor, "sequence_parallel": False}
@@ -106,11 +109,13 @@ def by_parallelism_config(strategy: Strategy) -> dict[str, object]:
 
 
 def _precision(strategy: Strategy) -> dict[str, bool]:
+    """`bf16` or `fp16` set to True for mixed precision; empty otherwise."""
     low = strategy.param_dtype
     return {low: True} if strategy.master_dtype == "fp32" and low in ("bf16", "fp16") else {}
 
 
 def _fsdp(run: RunSpec, recomputes: bool) -> dict[str, Any]:
+    """The section `fsdp_config`."""
     strategy = run.strategy
     table: dict[str, Any] = {
         "version": 2,
@@ -127,6 +132,7 @@ def _fsdp(run: RunSpec, recomputes: bool) -> dict[str, Any]:
 
 
 def _train(run: RunSpec, train: TrainSettings) -> dict[str, Any]:
+    """The keys for `[train]`: optimizer, schedule, trackers and checkpoints."""
     table = {
         **write_rows(TRAIN, run),
         "report_to": list(trackers_of(train)) or "none",
@@ -146,7 +152,14 @@ def other_differences(
     optimizers: Mapping[str, str] = OPTIMIZERS,
     with_deepspeed: bool = False,
 ) -> list[Difference]:
-    """Differences that no field of a strategy expresses."""
+    """Differences that are not about a field of the strategy.
+
+    Args:
+        run: The run.
+        who: The stack, as sentences name it.
+        optimizers: The optimizers that the stack has.
+        with_deepspeed: Whether the stack runs ZeRO-1 through DeepSpeed.
+    """
     differences = Differences()
     train = run.train
     fsdp = run.strategy.sharded and not (run.strategy.kind == "zero1" and with_deepspeed)
@@ -162,7 +175,7 @@ def other_differences(
         separate = f"{who}'s DDP keeps separate buckets, 4 bytes more per parameter"
         differences.add(separate, about="Gradients")
     if run.job.optimizer not in optimizers:
-        # A sentence begins in capitals.
+        # A sentence begins with a capital letter.
         owner = "TrainingArguments have" if who == TRAINER else f"{who[0].upper()}{who[1:]} has"
         differences.add(
             f"{owner} no such optimizer; the file names adamw_torch, which keeps two states per "

@@ -1,4 +1,4 @@
-"""Which stacks run tensor and context parallelism, and with which other settings."""
+"""Which stacks support tensor and context parallelism, and with which methods."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from shardwise.spec.strategy import ContextMethod, Strategy
 
 
 class Axes(NamedTuple):
-    """The axes of a stack beside those of data parallelism."""
+    """The tensor and context parallelism of a stack."""
 
-    # Whether what lies between matrices can be divided along the sequence, or whole; what the
-    # stack prefers first. Nothing where it has no tensor parallelism.
+    # The supported values of sequence_parallel, the preferred one first; empty without tensor
+    # parallelism.
     tensor: tuple[bool, ...] = ()
-    # How it divides sequences, the method that it prefers first; nothing where it does not.
+    # The supported context methods, the preferred one first; empty without context parallelism.
     context: tuple[ContextMethod, ...] = ()
-    # Why it cannot run these degrees, as the rest of a sentence; nothing where it can.
+    # From a run to the reason why the stack cannot run its degrees; None if it can.
     refuses: Callable[[RunSpec], str | None] | None = None
 
 
 def check_axes(run: RunSpec, stack: str) -> None:
-    """Raise SpecError where a stack cannot run the tensor or context degree of a run.
+    """Raise SpecError if a stack cannot run the tensor or context degree of a run.
 
-    Leaving such an axis out would change how many sequences a step has, so it is not a difference
-    that a list could announce.
+    Without such an axis a step would have another number of sequences, so it is an error and not
+    one of the differences.
     """
     strategy, axes = run.strategy, AXES.get(stack)
     if axes is None or strategy.mesh.inner == 1:
@@ -45,7 +45,7 @@ def check_axes(run: RunSpec, stack: str) -> None:
 
 
 def as_run(strategy: Strategy, stack: str) -> Strategy:
-    """The strategy with the methods of tensor and context parallelism that a stack has."""
+    """The strategy with `sequence_parallel` and `context_method` that the stack supports."""
     axes = AXES.get(stack, Axes((True, False), ("ulysses", "ring")))
     if axes.tensor and strategy.sequence_parallel not in axes.tensor:
         strategy = strategy.but(sequence_parallel=axes.tensor[0])
@@ -55,7 +55,7 @@ def as_run(strategy: Strategy, stack: str) -> Strategy:
 
 
 def _uneven(run: RunSpec) -> str | None:
-    """What cannot be divided evenly, which no stack does."""
+    """A reason if heads or the sequence cannot be divided evenly; or None."""
     strategy, model, length = run.strategy, run.model, run.job.seq_len
     if isinstance(model, ModelSpec):
         for count, name in ((model.heads, "heads"), (model.kv_heads, "key and value heads")):
@@ -68,18 +68,20 @@ def _uneven(run: RunSpec) -> str | None:
 
 
 def _degrees(run: RunSpec) -> str:
+    """The degrees as text, such as "tensor 2 with context 4"."""
     strategy = run.strategy
     inner = {"tensor": strategy.tensor, "context": strategy.context}
     return " with ".join(f"{axis} {degree}" for axis, degree in inner.items() if degree > 1)
 
 
 def _others(axis: str) -> str:
+    """The stacks that support an axis, as text."""
     names = [name for name, axes in AXES.items() if getattr(axes, axis)]
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def _through_accelerate(run: RunSpec) -> str | None:
-    """What accelerate's ParallelismConfig refuses, and launches of it on CPUs."""
+    """A reason why accelerate's ParallelismConfig cannot run the degrees; or None."""
     strategy = run.strategy
     if run.cluster.device.is_cpu:
         return "accelerate shards on GPUs only; on CPUs it runs DDP"
@@ -91,7 +93,7 @@ def _through_accelerate(run: RunSpec) -> str | None:
 
 
 def _fine_tuning(run: RunSpec) -> str | None:
-    """Of stacks that run ZeRO-1 through DeepSpeed and everything else through accelerate."""
+    """A reason why a stack with ZeRO-1 by DeepSpeed, else accelerate, cannot; or None."""
     strategy = run.strategy
     if strategy.kind == "zero1" and strategy.context > 1:
         return "ZeRO-1 is DeepSpeed's there, which divides no sequences; choose zero2 or zero3"
@@ -101,6 +103,7 @@ def _fine_tuning(run: RunSpec) -> str | None:
 
 
 def _by_deepspeed(run: RunSpec) -> str | None:
+    """A reason why DeepSpeed cannot run the degrees; or None."""
     strategy = run.strategy
     if strategy.tensor > 1 and strategy.context > 1:
         return "DeepSpeed combines AutoTP with no division of sequences"
@@ -112,12 +115,13 @@ def _by_deepspeed(run: RunSpec) -> str | None:
 
 
 def _by_script(run: RunSpec) -> str | None:
+    """A reason why an exported script cannot run the degrees; or None."""
     from shardwise.stacks.write.python.divisible import why_not_divided
 
     return why_not_divided(run)
 
 
-# Stacks that are not listed start `shardwise train`, which runs what a run.toml says.
+# Stacks that are not listed run `shardwise train`, which supports every run.toml.
 AXES: dict[str, Axes] = {
     "accelerate": Axes((False,), ("ring",), _through_accelerate),
     "trainer": Axes((False,), ("ring",), _through_accelerate),

@@ -44,7 +44,7 @@ _RULES = (
 
 
 def export(run: RunSpec, target: Target = USUAL) -> Exported:
-    """The YAML that `axolotl train` takes."""
+    """The run as YAML for `axolotl train`."""
     return fine_tuning.write(_STACK, run, _command(run, target.name(NAME)))
 
 
@@ -54,6 +54,7 @@ def applied(run: RunSpec) -> Strategy:
 
 
 def _table(run: RunSpec) -> dict[str, Any]:
+    """The keys and values of the YAML."""
     strategy = run.strategy
     cpu = run.cluster.device.is_cpu
     table: dict[str, Any] = {
@@ -71,12 +72,13 @@ def _table(run: RunSpec) -> dict[str, Any]:
     if run.train is not None:
         table |= _train(run, run.train)
     else:
-        # It takes no file without one.
+        # axolotl refuses a file without a learning rate.
         table["learning_rate"] = TrainSettings().learning_rate
     return table
 
 
 def _trained(adapter: Adapter | None) -> dict[str, Any]:
+    """The keys about which parameters are trained; empty if all are."""
     if adapter is None:
         return {}
     if adapter.rank is None:
@@ -103,6 +105,7 @@ def _trained(adapter: Adapter | None) -> dict[str, Any]:
 
 
 def _data(run: RunSpec) -> dict[str, Any]:
+    """The keys about the data."""
     packed = packs(run)
     found = data_files(run)
     if found is None:
@@ -128,6 +131,7 @@ def _data(run: RunSpec) -> dict[str, Any]:
 
 
 def _precision(strategy: Strategy) -> dict[str, bool]:
+    """The keys about the dtypes of computation and loading."""
     low = strategy.param_dtype
     if low not in ("bf16", "fp16"):
         return {"bf16": False}
@@ -138,6 +142,7 @@ def _precision(strategy: Strategy) -> dict[str, bool]:
 
 
 def _fsdp(run: RunSpec) -> dict[str, Any]:
+    """The keys about FSDP2 and the parallel degrees."""
     strategy = run.strategy
     config: dict[str, Any] = {
         "reshard_after_forward": strategy.reshard_after_forward is not False,
@@ -158,7 +163,7 @@ def _fsdp(run: RunSpec) -> dict[str, Any]:
     if strategy.tensor > 1:
         table["tensor_parallel_size"] = strategy.tensor
     if strategy.context > 1:
-        # Its ring attention is one of flash attention.
+        # axolotl's ring attention needs flash attention.
         table |= {
             "context_parallel_size": strategy.context, "attn_implementation": "flash_attention_2",
         }  # fmt: skip
@@ -166,6 +171,7 @@ def _fsdp(run: RunSpec) -> dict[str, Any]:
 
 
 def _train(run: RunSpec, train: TrainSettings) -> dict[str, Any]:
+    """The keys for `[train]`, with trackers and checkpoints."""
     table = write_rows(AXOLOTL_TRAIN, run)
     table |= {f"use_{name}": True for name in trackers_of(train)}
     save = train.checkpoint
@@ -177,6 +183,7 @@ def _train(run: RunSpec, train: TrainSettings) -> dict[str, Any]:
 
 
 def _command(run: RunSpec, name: str) -> str:
+    """The shell command that starts the run; `name` is the YAML."""
     cluster = run.cluster
     if cluster.devices == 1:
         return f"axolotl train {name} --launcher python"

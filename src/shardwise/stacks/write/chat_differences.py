@@ -1,4 +1,4 @@
-"""What of chat data (`format`, `loss_on`, `packing` of `[data]`) a file does not carry over."""
+"""Settings of chat data (`format`, `loss_on`, `packing` of `[data]`) that an export changes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from shardwise.stacks.outcomes import Difference
 
 
 def chat_differences(run: RunSpec, instead: Mapping[tuple[str, str], str]) -> list[Difference]:
-    """Those of a stack that trains on chat examples.
+    """Differences of a stack that trains on chat examples; empty for other data.
 
-    `instead` is what it does where a setting has a value that its file does not carry over.
+    `instead` says what the stack does, by (setting, value) of those that its file cannot express.
     """
     data = run.data
     if data is None or not holds_chat(data):
@@ -26,7 +26,7 @@ def chat_differences(run: RunSpec, instead: Mapping[tuple[str, str], str]) -> li
 
 
 def stream_differences(run: RunSpec, who: str) -> list[Difference]:
-    """Those of a target that trains on one stream of text tokens."""
+    """Differences of a stack that trains on one stream of text; empty for other data."""
     data = run.data
     if data is None or not holds_chat(data):
         return []
@@ -42,7 +42,7 @@ def stream_differences(run: RunSpec, who: str) -> list[Difference]:
 
 
 def left_to_script(run: RunSpec) -> list[Difference]:
-    """Sentences for a target whose data the user's script reads."""
+    """What the user's script must do for chat data; empty for other data."""
     data = run.data
     if data is None or not holds_chat(data):
         return []

@@ -1,4 +1,4 @@
-"""Parts that the jobs of all schedulers share: names, folders and environment variables."""
+"""Parts of the jobs of all schedulers: names, folders and environment variables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Variable(NamedTuple):
-    """A variable of the environment, and why it is set."""
+    """An environment variable, and why it is set."""
 
     name: str
     value: str
@@ -29,7 +29,7 @@ class Variable(NamedTuple):
 
 
 def check_target(run: RunSpec, target: Target) -> None:
-    """Raise SpecError for what no scheduler can be asked for."""
+    """Raise SpecError for a time, variables or spares that no scheduler can accept."""
     problems = Problems()
     with problems.collect():
         seconds_of(target.time)
@@ -48,7 +48,7 @@ def check_target(run: RunSpec, target: Target) -> None:
 
 
 def seconds_of(time: str | None) -> int | None:
-    """Seconds of a time limit as Slurm reads it; None where there is none."""
+    """Seconds of a time limit in Slurm's format (a plain number is minutes); None: unlimited."""
     if time is None or time.upper() in _UNLIMITED:
         return None
     match = _TIME.fullmatch(time)
@@ -63,13 +63,13 @@ def seconds_of(time: str | None) -> int | None:
 
 
 def is_done_command(run: RunSpec, name: str) -> str:
-    """A shell command that succeeds where the run `name` (a word of the shell) is done."""
+    """A shell command that succeeds if the run `name` (a shell word) is done."""
     to = run.train.checkpoint.to if run.train is not None else None
     place = shlex.quote((to or str(runs_folder(run))).rstrip("/"))
     return f"shardwise runs {place}/{name} --where state=done >/dev/null 2>&1"
 
 
-# A function of the shell: runs a launcher, passes signals on to it, and returns its exit code.
+# A shell function that runs a launcher, forwards signals to it and returns its exit code.
 LAUNCH = """\
 launch() {
   "$@" &
@@ -84,7 +84,7 @@ launch() {
 
 
 def gpu_variables(run: RunSpec) -> tuple[Variable, ...]:
-    """Variables of torch and NCCL; none without GPUs."""
+    """Environment variables of torch and NCCL; none on CPUs."""
     if run.cluster.device.is_cpu:
         return ()
     return (
@@ -98,11 +98,12 @@ def gpu_variables(run: RunSpec) -> tuple[Variable, ...]:
 
 
 def job_name(run: RunSpec) -> str:
+    """The name of the job, from the model and the kind, valid for every scheduler."""
     return slug(f"{run.model.name.rpartition('/')[2]}-{run.strategy.kind}")
 
 
 def local_files(run: RunSpec) -> dict[str, str]:
-    """The settings that name files of the machine the run.toml was written on."""
+    """Files of the local machine that the run needs, by the setting that names them."""
     data = run.data
     found: dict[str, str] = {}
     if config := getattr(run.model, "config", None):
@@ -115,14 +116,15 @@ def local_files(run: RunSpec) -> dict[str, str]:
 
 
 def runs_folder(run: RunSpec) -> PurePosixPath:
+    """The folder of the runs: `train.folder`, by default `runs`."""
     return PurePosixPath(run.train.folder if run.train else "runs")
 
 
 def saves(run: RunSpec) -> bool:
-    """Whether the run saves checkpoints, which is the default."""
+    """Whether the run saves checkpoints; True by default."""
     return run.train is None or run.train.checkpoint.save
 
 
 def saves_far_away(run: RunSpec) -> bool:
-    """Whether checkpoints go to an object store."""
+    """Whether checkpoints are saved to an object store."""
     return run.train is not None and "://" in (run.train.checkpoint.to or "")

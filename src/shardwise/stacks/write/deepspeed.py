@@ -1,4 +1,4 @@
-"""Write a run as the JSON of DeepSpeed. Checked against DeepSpeed 0.19."""
+"""Write a run as a DeepSpeed JSON. Checked against DeepSpeed 0.19."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _SCRIPT_RULES = (
 
 
 def export(run: RunSpec, target: Target = USUAL) -> Exported:
-    """The JSON that `deepspeed --deepspeed_config` takes."""
+    """The run as JSON for `deepspeed --deepspeed_config`."""
     table = _table(run)
     if table["zero_optimization"]["stage"] == 3 and isinstance(run.model, ModelSpec):
         size = run.strategy.prefetch * _block_parameters(run)
@@ -95,6 +95,7 @@ def applied(run: RunSpec) -> Strategy:
 
 
 def _compared(run: RunSpec, table: dict[str, Any]) -> Comparison:
+    """The strategy as DeepSpeed runs it with this JSON, and how it differs from the run's."""
     stage = table["zero_optimization"]["stage"]
     hybrid = Rule(("shard", "replicate"), _HYBRID + (_HPZ if stage == 3 else ""))
     by_script: dict[str, object] = {
@@ -105,6 +106,7 @@ def _compared(run: RunSpec, table: dict[str, Any]) -> Comparison:
 
 
 def _stage(run: RunSpec) -> int:
+    """The ZeRO stage, 0 to 3; ZeRO-3 that keeps parameters gathered is stage 2."""
     strategy = run.strategy
     if not strategy.sharded:
         return 0
@@ -114,6 +116,7 @@ def _stage(run: RunSpec) -> int:
 
 
 def _table(run: RunSpec) -> dict[str, Any]:
+    """The keys and values of the JSON."""
     strategy = run.strategy
     samples = strategy.micro_batch * strategy.accumulate * strategy.data_parallel
     table: dict[str, Any] = {
@@ -131,14 +134,17 @@ def _table(run: RunSpec) -> dict[str, Any]:
         table["optimizer"] = _optimizer(run.job.optimizer, run.train)
         table["scheduler"] = _scheduler(run.train)
         table["steps_per_print"] = run.train.log_every
-        # DeepSpeed refuses to shard what it has not tried.
+        # Without it DeepSpeed refuses to shard optimizers that it has not tested.
         if run.job.optimizer in ("sgd", "momentum"):
             table["zero_allow_untested_optimizer"] = True
     return table
 
 
 def nested(run: RunSpec) -> dict[str, Any]:
-    """The part of it that TrainingArguments do not have, which they take as `deepspeed`."""
+    """The DeepSpeed configuration to pass as `deepspeed` of TrainingArguments.
+
+    Values that TrainingArguments have too are "auto".
+    """
     automatic = ("train_batch_size", "train_micro_batch_size_per_gpu",
                  "gradient_accumulation_steps", "gradient_clipping")  # fmt: skip
     return {
@@ -150,11 +156,13 @@ def nested(run: RunSpec) -> dict[str, Any]:
 
 
 def _tensor(strategy: Strategy) -> dict[str, Any]:
+    """The keys of tensor parallelism; empty without it."""
     # https://www.deepspeed.ai/tutorials/autotp-training
     return {"tensor_parallel": {"autotp_size": strategy.tensor}} if strategy.tensor > 1 else {}
 
 
 def _axes_in_script(strategy: Strategy) -> list[Difference]:
+    """What the user's script must do for context parallelism; empty without it."""
     if strategy.context == 1:
         return []
     ulysses = (
@@ -165,6 +173,7 @@ def _axes_in_script(strategy: Strategy) -> list[Difference]:
 
 
 def _zero(run: RunSpec) -> dict[str, Any]:
+    """The section `zero_optimization`."""
     strategy, stage = run.strategy, _stage(run)
     table: dict[str, Any] = {"stage": stage}
     if stage:
@@ -183,6 +192,7 @@ def _zero(run: RunSpec) -> dict[str, Any]:
 
 
 def _block_parameters(run: RunSpec) -> int:
+    """The number of parameters of the largest block."""
     from shardwise.units.load import load_units
 
     units = load_units(run.model, run.job.seq_len, run.strategy.but(blocks_per_unit=1))
@@ -190,6 +200,7 @@ def _block_parameters(run: RunSpec) -> int:
 
 
 def _precision(run: RunSpec) -> dict[str, Any]:
+    """The keys about dtypes."""
     strategy = run.strategy
     low = strategy.param_dtype
     if low == strategy.master_dtype == "bf16" and strategy.sharded:
@@ -209,6 +220,7 @@ def _precision(run: RunSpec) -> dict[str, Any]:
 
 
 def _optimizer(kind: Optimizer, train: TrainSettings) -> dict[str, Any]:
+    """The section `optimizer`; AdamW if DeepSpeed does not have the optimizer."""
     name, more = OPTIMIZERS.get(kind, OPTIMIZERS["adamw"])
     settings: dict[str, object] = {"lr": train.learning_rate, "weight_decay": train.weight_decay}
     if kind in ("sgd", "momentum"):
@@ -221,6 +233,7 @@ def _optimizer(kind: Optimizer, train: TrainSettings) -> dict[str, Any]:
 
 
 def _scheduler(train: TrainSettings) -> dict[str, Any]:
+    """The section `scheduler`."""
     warmup: dict[str, object] = {
         # DeepSpeed warms up over 2 steps at least.
         "warmup_num_steps": max(1, train.warmup_steps),
@@ -238,7 +251,7 @@ def _scheduler(train: TrainSettings) -> dict[str, Any]:
 
 
 def _other_differences(run: RunSpec) -> list[Difference]:
-    """Differences that no field of a strategy expresses."""
+    """Differences that are not about a field of the strategy."""
     stage, train = _stage(run), run.train
     differences = Differences()
     if stage in (1, 2):
@@ -291,6 +304,7 @@ def _other_differences(run: RunSpec) -> list[Difference]:
 
 
 def _command(run: RunSpec, name: str) -> str:
+    """The shell command that starts the run; `name` is the JSON."""
     nodes, processes = run.cluster.nodes, run.cluster.devices_per_node
     where = f"--num_gpus {processes}"
     if nodes > 1:

@@ -1,4 +1,4 @@
-"""A strategy as another stack runs it, field by field, and why it differs."""
+"""Compare a strategy with what another stack runs, field by field, with the reasons."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from shardwise.spec.strategy import Strategy
 from shardwise.stacks.outcomes import Difference, shown
 from shardwise.units.decoder import decoder_units
 
-# Fields without effect where nothing is sharded, and where a step has one micro-batch.
+# Fields without effect if nothing is sharded, and if a step has one micro-batch.
 _OF_SHARDING = ("reshard_after_forward", "reshard_after_backward", "prefetch", "forward_prefetch",
                 "blocks_per_unit", "split_root")  # fmt: skip
 _OF_ACCUMULATION = ("grad_sync", "reshard_after_backward")
-# Fields without effect where matrices are not divided.
+# Fields without effect without tensor parallelism.
 _OF_TENSOR = ("sequence_parallel", "tensor_across_nodes")
 
 
 class Rule(NamedTuple):
-    """Why a stack runs some fields otherwise.
+    """The reason why a stack changes some fields of a strategy.
 
-    `{who}` in the reason stands for the stack, `{kind}` and the like for its value of a field.
+    In the reason, `{who}` is replaced by the stack and `{kind}` and the like by its value.
     """
 
     fields: tuple[str, ...]
     why: str
 
 
-# Of stacks that divide matrices with the plan of transformers, which leaves the rest whole.
+# For stacks with transformers' plan for tensor parallelism, which shards matrices only.
 WHOLE_ACTIVATIONS = Rule(
     ("sequence_parallel",),
     "the plan of transformers divides matrices only; what lies between them is whole on every "
@@ -38,23 +38,23 @@ WHOLE_ACTIVATIONS = Rule(
 TENSOR_INSIDE = Rule(
     ("tensor_across_nodes",), "the devices of a tensor group are neighbours, inside a node"
 )
-# Of stacks that run ring attention.
+# For stacks with ring attention.
 RING = Rule(
     ("context_method",),
     "the stack runs ring attention: keys and values pass from device to device, heads stay",
 )
-# Of stacks whose file has no loss.
+# For stacks with a file that cannot choose the loss.
 PLAIN_LOSS = Rule(("loss", "loss_chunks"), "all logits of a micro-batch are in memory at once")
 
 
-# Of stacks whose file does not choose the dtype of products.
+# For stacks with a file that cannot choose the dtype of matrix products.
 LOW_BITS = Rule(
     ("linear_dtype", "low_bit_gather"), "products run in the compute dtype unless you convert them"
 )
 
 
 class Comparison(NamedTuple):
-    """A strategy as the stack runs it, and what to tell about the difference."""
+    """A strategy as the stack runs it, and the differences to report."""
 
     applied: Strategy
     differences: list[Difference]
@@ -69,10 +69,17 @@ def compare(
     script_rules: Iterable[Rule] = (),
     who: str = "the stack",
 ) -> Comparison:
-    """Compare a run with the fields that are read back from the file of another stack.
+    """Compare a run's strategy with the fields that are read back from another stack's file.
 
-    `script` are fields that the file cannot hold but the user's script sets, with the values that
-    it can set them to. Fields without effect in this run do not differ.
+    Fields without effect in this run count as equal.
+
+    Args:
+        run: The run, its strategy resolved.
+        read_back: The fields of the strategy in the file.
+        rules: The reasons for fields that differ.
+        script: Fields that the user's script or the start command sets, and their values there.
+        script_rules: The sentences for those fields.
+        who: The stack, as sentences name it.
     """
     cluster, ours = run.cluster, run.strategy
     size = cluster.devices, cluster.devices_per_node
@@ -91,7 +98,7 @@ def compare(
 
 
 def changed_fields(ours: Strategy, theirs: Strategy) -> dict[str, object]:
-    """Our values of the fields that have an effect and differ."""
+    """The fields of `ours` that have an effect and differ in `theirs`, with our values."""
     return {
         name: getattr(ours, name)
         for name in Strategy.model_fields
@@ -103,7 +110,10 @@ def changed_fields(ours: Strategy, theirs: Strategy) -> dict[str, object]:
 def _by_rules(
     differing: dict[str, object], there: Strategy, rules: Iterable[Rule], who: str
 ) -> list[Difference]:
-    """Fields that differ, joined where one rule gives the reason for several."""
+    """One difference for each rule that applies, with all its fields that differ.
+
+    `differing` are our values, `there` is the stack's strategy.
+    """
     left = dict(differing)
     values = {name: shown(getattr(there, name)) for name in Strategy.model_fields}
     differences = []
@@ -124,7 +134,7 @@ def _by_rules(
 
 
 def without_effect(strategy: Strategy) -> set[str]:
-    """Fields that change nothing in a run of this strategy."""
+    """The names of fields that change nothing in a run with this strategy."""
     found = {"within_node"}
     if strategy.loss == "plain":
         found |= {"loss_chunks"}
@@ -144,15 +154,16 @@ def without_effect(strategy: Strategy) -> set[str]:
 
 
 def _same(name: str, ours: object, theirs: object) -> bool:
+    """Whether two values of the field `name` are equal; recompute 0.0 and 1.0 have names."""
     if name == "recompute":
-        # A share of no blocks, or of all of them, has a name.
+        # A share of 0 or 1 of the blocks has a name.
         named = {0.0: "none", 1.0: "full"}
         ours, theirs = named.get(ours, ours), named.get(theirs, theirs)  # type: ignore[call-overload]
     return ours == theirs
 
 
 def padded_experts(run: RunSpec, applied: Strategy, who: str) -> list[Difference]:
-    """That a stack pads experts, because it shards them along their rows."""
+    """One difference if the stack pads experts by sharding along dimension 0; else empty."""
     model, shard = run.model, applied.mesh.states
     if not isinstance(model, ModelSpec) or not model.experts or not applied.sharded:
         return []
@@ -168,5 +179,5 @@ def padded_experts(run: RunSpec, applied: Strategy, who: str) -> list[Difference
 
 
 def recompute_all_or_none(strategy: Strategy) -> str:
-    """The policy of a stack that recomputes every block or none."""
+    """The recompute of a stack that recomputes either every block or none: "none" or "full"."""
     return "none" if strategy.recompute in ("none", 0.0) else "full"

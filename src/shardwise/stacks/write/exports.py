@@ -1,4 +1,4 @@
-"""Every stack that a run can be written for."""
+"""Export a run to any supported stack."""
 
 from __future__ import annotations
 
@@ -15,28 +15,32 @@ from shardwise.stacks.write.chat_differences import left_to_script
 from shardwise.stacks.write.exported import USUAL, Exported, Target
 from shardwise.stacks.write.optimizers import check_strategy, optimizers_of
 
-# Each is a module of its name, hyphens as underscores, with a function `export`. Those that cannot
-# run every strategy also have `applied`, which gives the strategy as they run it.
+# Each stack is a module of this name (hyphens as underscores) with a function `export`. Stacks that
+# cannot run every strategy also have `applied`, which returns the strategy as the stack runs it.
 STACKS = (
     *("accelerate", "trainer", "deepspeed", "torchtitan", "megatron-bridge", "lightning"),
     *("python", "trl", "axolotl", "llama-factory", "slurm", "kubernetes"),
 )
-# Those that shard every tensor along dimension 0, which pads stacked experts. The others do not:
+# Stacks that shard every tensor along dimension 0, which pads stacked experts. Others do not:
 # torchtitan uses dimension 1 where there are fewer experts than devices, DeepSpeed divides
 # flattened tensors, and the scripts for Lightning and plain torch do what Shardwise does.
 _ALONG_ROWS = ("accelerate", "trainer", "trl", "axolotl", "llama-factory")
-# Those whose data the user's script reads; that of the Trainer only without adapters.
+# Stacks with data read by the user's script; for the Trainer only without adapters.
 _DATA_BY_SCRIPT = ("accelerate", "deepspeed", "trainer")
-# Those whose files say nothing of adapters, which the user's script makes.
+# Stacks with adapters created by the user's script, not by the exported file.
 _BY_SCRIPT = ("accelerate", "deepspeed")
-# Those whose files can name no other optimizer; the others name AdamW instead, and say so.
+# Stacks that refuse an unsupported optimizer. Others write AdamW instead and report it.
 _ONLY_KNOWN_OPTIMIZERS = ("lightning", "python", "slurm", "kubernetes")
-# Those whose scripts and configurations train every parameter.
+# Stacks with exported files that train every parameter.
 _WITHOUT_ADAPTERS = ("torchtitan", "megatron-bridge", "lightning", "python")
 
 
 def export_run(run: RunSpec, stack: str, target: Target = USUAL) -> Exported:
-    """Write a run, its strategy resolved, for another stack."""
+    """Write a run with a resolved strategy as a file for `stack`.
+
+    Raises:
+        SpecError: The stack cannot train the run at all.
+    """
     if run.adapter is not None and stack in _WITHOUT_ADAPTERS:
         raise SpecError(
             f"adapter: the file for {stack} trains every parameter; use trainer, trl, axolotl or "
@@ -64,15 +68,16 @@ def export_run(run: RunSpec, stack: str, target: Target = USUAL) -> Exported:
 
 
 def unknown_optimizer(run: RunSpec, stack: str) -> str:
-    """The sentence about an optimizer that a stack does not train with."""
+    """The error for an optimizer that a stack does not have, with those that it has."""
     known = " or ".join(optimizers_of(stack))
     return f"job.optimizer: {stack} does not train with {run.job.optimizer}; use {known}"
 
 
 def applied_strategy(run: RunSpec, stack: str) -> Strategy:
-    """The strategy of a run as a stack runs it; the same strategy where it can run all of them.
+    """The strategy of a run as a stack runs it; unchanged if the stack runs every strategy.
 
-    Raises SpecError where the stack does not have an axis of the strategy.
+    Raises:
+        SpecError: The stack lacks tensor or context parallelism that the strategy needs.
     """
     applied = getattr(_module(stack), "applied", None)
     check_axes(run, stack)
@@ -80,12 +85,12 @@ def applied_strategy(run: RunSpec, stack: str) -> Strategy:
 
 
 def shards_along_rows(stack: str) -> bool:
-    """Whether a stack pads what Shardwise shards along another dimension than the first."""
+    """Whether a stack shards every tensor along dimension 0, and so pads stacked experts."""
     return stack in _ALONG_ROWS
 
 
 def _check_script(text: str) -> None:
-    """Raise RuntimeError where a script that was generated is no Python."""
+    """Raise RuntimeError if a generated script is not valid Python."""
     try:
         ast.parse(text)
     except (SyntaxError, ValueError) as error:
@@ -95,6 +100,7 @@ def _check_script(text: str) -> None:
 
 
 def _module(stack: str) -> Any:
+    """The module that writes files for a stack; SpecError if the stack is unknown."""
     if stack not in STACKS:
         raise SpecError(
             f"stack: {stack[:40]!r} is not one of {', '.join(STACKS)}{did_you_mean(stack, STACKS)}"

@@ -1,4 +1,4 @@
-"""Parts that the files of all fine-tuning stacks share: how they are compared, models and data."""
+"""Parts of the exports to all fine-tuning stacks: comparison, model and data."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from shardwise.stacks.write.chat_differences import chat_differences
 from shardwise.stacks.write.differences import Comparison, Rule, compare, padded_experts
 from shardwise.stacks.write.exported import Exported, Setting
 
-# What a file says where a name is the user's to give.
+# Placeholder for a name that the user must fill in.
 CHANGE_ME = "change-me"
-# The kinds of data files by their ending, as the datasets package names them.
+# Formats of the datasets package by file ending.
 _FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
 ENVIRONMENT = {"replicate": "PARALLELISM_CONFIG_DP_REPLICATE_SIZE",
                "shard": "PARALLELISM_CONFIG_DP_SHARD_SIZE"}  # fmt: skip
@@ -31,28 +31,28 @@ ENVIRONMENT_CONTEXT = "PARALLELISM_CONFIG_CP_SIZE"
 
 
 class Stack(NamedTuple):
-    """A stack that fine-tunes from one YAML."""
+    """A fine-tuning stack that is configured by one YAML."""
 
-    # As sentences call it.
+    # The stack's name in sentences.
     who: str
     file: str
     table: Callable[[RunSpec], dict[str, Any]]
     read: Callable[[Mapping[str, object]], Imported]
-    # Before those of TrainingArguments.
+    # Reasons that take precedence over those of TrainingArguments.
     rules: tuple[Rule, ...] = ()
     optimizers: Mapping[str, str] = OPTIMIZERS
-    # Fields that its start command sets, not its file.
+    # Fields that the start command sets instead of the file.
     by_command: tuple[str, ...] = ()
-    # What it does instead of settings of chat data: by the setting and its value.
+    # What the stack does instead, by (setting, value) of chat data.
     chat: Mapping[tuple[str, str], str] = {}
 
 
 def compared(stack: Stack, run: RunSpec, table: dict[str, Any]) -> Comparison:
-    """The strategy as the stack runs it."""
+    """The strategy as the stack runs it with this table, and the differences."""
     strategy = run.strategy
     back = dict(stack.read(table).strategy)
     if strategy.kind == "single":
-        # Which of the two runs depends on the number of processes, which the launcher decides.
+        # The launcher's number of processes decides whether DDP or one device runs.
         back["kind"] = "single"
     by_command: dict[str, object] = {}
     sharded = any(key in table for key in ("fsdp", "fsdp_config", "deepspeed"))
@@ -65,11 +65,12 @@ def compared(stack: Stack, run: RunSpec, table: dict[str, Any]) -> Comparison:
 
 
 def applied(stack: Stack, run: RunSpec) -> Strategy:
+    """The strategy of a run as the stack runs it."""
     return compared(stack, run, stack.table(run)).applied
 
 
 def write(stack: Stack, run: RunSpec, command: str, more: tuple[Difference, ...] = ()) -> Exported:
-    """The YAML of a run; `more` is what only this stack does."""
+    """The run as the stack's YAML; `more` are differences of only this stack."""
     import yaml
 
     table = stack.table(run)
@@ -90,7 +91,7 @@ def write(stack: Stack, run: RunSpec, command: str, more: tuple[Difference, ...]
 
 
 def _to_fill_in(run: RunSpec, table: Mapping[str, Any]) -> list[Difference]:
-    """What the user must write into the file."""
+    """The placeholders in the file that the user must replace."""
     where = f"write the folder or the name on a hub of {run.model.name} into the file"
     missing = [
         Difference(where, about=key)
@@ -104,7 +105,7 @@ def _to_fill_in(run: RunSpec, table: Mapping[str, Any]) -> list[Difference]:
 
 
 def model_name(run: RunSpec) -> str:
-    """The folder of the model; a preset is not looked up on a hub."""
+    """The folder of the model; for a preset, which has none, a placeholder to fill in."""
     if isinstance(run.model, ModuleRef):
         raise SpecError(
             f"model: {run.model.factory} is a function of your own; this stack loads models of "
@@ -115,7 +116,7 @@ def model_name(run: RunSpec) -> str:
 
 
 def data_files(run: RunSpec) -> tuple[str, list[str]] | None:
-    """The format and the files of a run's data, as the datasets package takes them."""
+    """(format, files) of the run's data for the datasets package; None without files."""
     if run.data is None or not run.data.path:
         return None
     kind = _FORMATS.get(Path(run.data.path[0]).suffix.lower(), "json")
@@ -123,10 +124,10 @@ def data_files(run: RunSpec) -> tuple[str, list[str]] | None:
 
 
 def packs(run: RunSpec) -> bool:
-    """Whether sequences are packed: always those of text, of chat as `[data]` says."""
+    """Whether sequences are packed: always for text, as `data.packing` says for chat."""
     return run.data is None or run.data.packing or not holds_chat(run.data)
 
 
 def whole_alpha(adapter: Adapter) -> int:
-    """LoRA's alpha for stacks that take whole numbers only."""
+    """LoRA's alpha rounded to an integer of at least 1, for stacks that accept only integers."""
     return max(1, round(adapter.scale))

@@ -1,4 +1,4 @@
-"""Write a run as Kubernetes manifests: an Indexed Job with one pod per node, and what it needs."""
+"""Write a run as Kubernetes manifests: an Indexed Job with one pod per node, and its resources."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from shardwise.stacks.write.quoting import yaml_block, yaml_text
 NAME = "run.yaml"
 PORT = 29400
 VOLUME = "/work"
-# Seconds from SIGTERM to SIGKILL: one step and one save must fit.
+# Seconds from SIGTERM to SIGKILL; a step and a save must fit into them.
 GRACE_S = 600
 _AMD = ("MI2", "MI3")
 
 
 def export(run: RunSpec, target: Target = USUAL) -> Exported:
-    """All manifests in one file, with the run.toml inside."""
+    """All manifests in one file; the run.toml is in its ConfigMap."""
     check_target(run, target)
     name = job_name(run)
     parts = [_config(run), _VOLUME_CLAIM.format(name=name)]
@@ -48,6 +48,7 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
 
 
 def _config(run: RunSpec) -> str:
+    """The ConfigMap with the run.toml."""
     return f"""\
 apiVersion: v1
 kind: ConfigMap
@@ -72,7 +73,7 @@ spec:
       storage: 1Ti  # change it: train.checkpoint.keep saves of the whole state, and one more
 """
 
-# What the pods prove to each other that they know; made once, and not part of a file.
+# The command that creates the secret by which pods authenticate each other; it is in no file.
 _MAKE_SECRET = (
     "head -c 32 /dev/urandom | base64 | "
     "kubectl create secret generic {name}-rendezvous --from-file=secret=/dev/stdin"
@@ -85,8 +86,8 @@ _SECRET = """\
                   key: secret
 """
 
-# Serves in a pod of its own: the loss of any pod that trains is then the same, and launchers
-# connect again when Kubernetes has replaced this one.
+# The rendezvous has a pod of its own, so that losing any training pod has the same effect. The
+# launchers reconnect when Kubernetes has replaced the pod.
 _RENDEZVOUS = """\
 # Pods meet here. Training goes on while this pod is replaced.
 apiVersion: apps/v1
@@ -125,8 +126,8 @@ spec:
     - port: {port}
 """
 
-# NCCL, Gloo and torch's store ask nobody who connects. This needs a network plugin that enforces
-# policies.
+# NCCL, Gloo and torch's store accept any connection, so the policy restricts it to pods of the run.
+# The network plugin must enforce policies.
 _NETWORK = """\
 # Only the pods of this run connect to them.
 apiVersion: networking.k8s.io/v1
@@ -148,7 +149,7 @@ spec:
 
 
 def _metrics_port(run: RunSpec) -> str:
-    """A rule of the policy for whoever collects the metrics of the run."""
+    """The rule that lets Prometheus reach the metrics port; empty without one."""
     metrics = run.train.metrics if run.train is not None else None
     if metrics is None or metrics.port is None:
         return ""
@@ -156,7 +157,7 @@ def _metrics_port(run: RunSpec) -> str:
 
 
 def _script(run: RunSpec, target: Target) -> str:
-    """What a container runs: the launcher; a pod that fails is replaced by Kubernetes."""
+    """The shell script of a container: it starts the launcher. Kubernetes replaces failed pods."""
     name = job_name(run)
     words = f"run.toml --nproc {run.cluster.devices_per_node} --name {name}"
     command = f"shardwise train {words}{' --resume' if saves(run) else ''}\n"
@@ -166,6 +167,7 @@ def _script(run: RunSpec, target: Target) -> str:
 
 
 def _job(run: RunSpec, target: Target) -> str:
+    """The Job with one pod per node and per spare."""
     name = job_name(run)
     pods = run.cluster.nodes + target.spares
     spares = _SPARES.format(nodes=run.cluster.nodes) if target.spares else ""
@@ -259,10 +261,12 @@ _IMAGE = """\
 
 
 def _image(target: Target) -> str:
+    """The line with the container image, or a placeholder to change."""
     return _IMAGE if target.image is None else f"          image: {yaml_text(target.image)}\n"
 
 
 def _environment(run: RunSpec, target: Target) -> str:
+    """The environment of a container; empty if there is none."""
     found: list[tuple[str, str, str]] = []
     if run.cluster.nodes > 1:
         name = job_name(run)
@@ -284,6 +288,7 @@ def _environment(run: RunSpec, target: Target) -> str:
 
 
 def _resources(run: RunSpec) -> str:
+    """The GPUs that a container requests; empty on CPUs."""
     device = run.cluster.device
     if device.is_cpu:
         return ""
@@ -297,6 +302,7 @@ def _resources(run: RunSpec) -> str:
 
 
 def _differences(run: RunSpec) -> tuple[Difference, ...]:
+    """What the manifests cannot express or leave to the user."""
     differences = Differences()
     for setting, path in local_files(run).items():
         differences.add(

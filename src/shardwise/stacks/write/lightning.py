@@ -1,10 +1,11 @@
-"""Write a run as a Lightning script: model and sharding in plain torch, the loop in its Trainer."""
+"""Write a run as a Lightning script: model and sharding in plain torch, the loop in a Trainer."""
 
 from __future__ import annotations
 
 from shardwise.spec.run import RunSpec, check_loss
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import CheckpointSettings
+from shardwise.stacks.outcomes import Difference
 from shardwise.stacks.write.exported import USUAL, Exported, Target
 from shardwise.stacks.write.python import settings_of
 from shardwise.stacks.write.python.script import Settings, write_script
@@ -17,7 +18,7 @@ _PRECISION = {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true", "fp64
 
 
 def export(run: RunSpec, target: Target = USUAL) -> Exported:
-    """FSDP2 through ModelParallelStrategy, which leaves the sharding to the module."""
+    """The script of a run; it runs FSDP2 through ModelParallelStrategy."""
     check_loss(run)
     command = script_command(run, target.name(NAME))
     about = (
@@ -25,7 +26,8 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
         "Written by `shardwise export`."
     )
     text = write_script(about, "lightning_run", lightning_settings(run))
-    return Exported(NAME, text, _unsupported(run), command, applied(run))
+    differences = tuple(map(Difference, _unsupported(run)))
+    return Exported(NAME, text, differences, command, applied(run))
 
 
 def applied(run: RunSpec) -> Strategy:
@@ -35,10 +37,10 @@ def applied(run: RunSpec) -> Strategy:
 
 
 def lightning_settings(run: RunSpec) -> Settings:
-    """All that a run sets in the program."""
+    """The constants, choices and imports that a run sets in the Lightning program."""
     settings, strategy, train = settings_of(run), run.strategy, train_of(run)
     choices = {
-        # Lightning wraps the module itself, and casts.
+        # Lightning does the DDP wrapping and the autocast itself.
         "WRAPS_DDP": False,
         "AUTOCAST": False,
         "ACCELERATOR": "cpu" if on_cpu(run) else "gpu",
@@ -55,18 +57,20 @@ def lightning_settings(run: RunSpec) -> Settings:
 
 
 def _precision(strategy: Strategy) -> str:
+    """The value of `precision` of Lightning's Trainer."""
     if strategy.master_dtype == strategy.param_dtype == "fp64":
         return "64-true"
-    # The policy of fully_shard casts where parameters are gathered.
+    # With sharding, fully_shard's mixed-precision policy casts instead.
     return "32-true" if strategy.sharded else _PRECISION[strategy.param_dtype]
 
 
 def _saves_between(settings: CheckpointSettings) -> bool:
-    """Whether anything is saved before the end."""
+    """Whether checkpoints are saved before the end of the run."""
     return settings.save and bool(settings.every or settings.minutes)
 
 
 def _unsupported(run: RunSpec) -> tuple[str, ...]:
+    """One sentence for each setting that Lightning changes or lacks."""
     strategy, train = run.strategy, train_of(run)
     found = list(unsupported_by_step(run))
     if strategy.kind == "ddp" and strategy.accumulate > 1 and strategy.grad_sync == "every":

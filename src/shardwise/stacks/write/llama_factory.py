@@ -29,7 +29,7 @@ NAME = "llama-factory.yaml"
 
 
 def export(run: RunSpec, target: Target = USUAL) -> Exported:
-    """The YAML that `llamafactory-cli train` takes."""
+    """The run as YAML for `llamafactory-cli train`."""
     exported = fine_tuning.write(_STACK, run, _command(run, target.name(NAME)))
     files = data_files(run)
     where = f"your files ({', '.join(files[1])[:120]})" if files else "your data set"
@@ -45,6 +45,7 @@ def applied(run: RunSpec) -> Strategy:
 
 
 def _table(run: RunSpec) -> dict[str, Any]:
+    """The keys and values of the YAML."""
     strategy = run.strategy
     table: dict[str, Any] = {
         "model_name_or_path": model_name(run),
@@ -55,7 +56,7 @@ def _table(run: RunSpec) -> dict[str, Any]:
         "template": "default",
         "cutoff_len": run.job.seq_len,
         "packing": packs(run),
-        # It recomputes every block unless told otherwise, sharded or not.
+        # By default LLaMA-Factory recomputes every block, sharded or not.
         "disable_gradient_checkpointing": recompute_all_or_none(strategy) == "none",
         **arguments(run, with_deepspeed=True),
     }
@@ -71,6 +72,7 @@ def _table(run: RunSpec) -> dict[str, Any]:
 
 
 def _trained(adapter: Adapter | None) -> dict[str, Any]:
+    """The keys about which parameters are trained: all, or LoRA."""
     if adapter is None or adapter.rank is None:
         return {"finetuning_type": "full"}
     everywhere = adapter.targets == (ALL_LINEAR,)
@@ -96,6 +98,7 @@ def _trained(adapter: Adapter | None) -> dict[str, Any]:
 
 
 def _command(run: RunSpec, name: str) -> str:
+    """The shell command that starts the run; `name` is the YAML."""
     strategy, cluster = run.strategy, run.cluster
     words = [f"llamafactory-cli train {name}"]
     if cluster.devices > 1:
@@ -103,7 +106,7 @@ def _command(run: RunSpec, name: str) -> str:
     if cluster.nodes > 1:
         words.insert(0, f"NNODES={cluster.nodes} NODE_RANK=RANK MASTER_ADDR=HOST MASTER_PORT=29500")
     if strategy.sharded and strategy.kind != "zero1" and not cluster.device.is_cpu:
-        # It asks this before it loads quantised weights.
+        # LLaMA-Factory reads this variable before it loads quantised weights.
         words.insert(0, "ACCELERATE_USE_FSDP=true")
         if strategy.hybrid:
             degrees = (f"{name}={getattr(strategy, f)}" for f, name in ENVIRONMENT.items())

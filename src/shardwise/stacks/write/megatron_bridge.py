@@ -1,4 +1,4 @@
-"""Write a run as a script of NVIDIA's Megatron-Bridge: a ConfigContainer and its start.
+"""Write a run as a script of NVIDIA's Megatron-Bridge: a ConfigContainer and a call of `pretrain`.
 
 It cannot be installed without CUDA, so no test runs it. The names of classes and settings are those
 of its documentation:
@@ -29,10 +29,10 @@ from shardwise.stacks.write.python.constants import quoted
 from shardwise.stacks.write.torchrun import torchrun
 
 NAME = "megatron_run.py"
-# Steps between saves where the run counts minutes.
+# Steps between saves if the run sets minutes.
 SAVE_EVERY = 500
 
-# Families that it converts from transformers, by the class of their models.
+# Families that Megatron-Bridge converts from transformers, with their model classes.
 _CLASSES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -40,15 +40,14 @@ _CLASSES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
-# What each kind shards, as data_parallel_sharding_strategy says it; the other kinds do without
-# Megatron's FSDP.
+# data_parallel_sharding_strategy for each kind that runs with Megatron's FSDP.
 _SHARDED = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
-# How devices of one sequence exchange keys and values: from one to the next, or heads for tokens.
+# cp_comm_type of each context method: a ring, or an all-to-all of heads for tokens.
 _CONTEXT = {"ring": "p2p", "ulysses": "a2a"}
 
 
 def export(run: RunSpec, target: Target = USUAL) -> Exported:
-    """The script; torchrun starts it."""
+    """The script of a run, which torchrun starts."""
     _check(run)
     train, data = run.train or TrainSettings(), run.data or DataSettings()
     found = _compared(run)
@@ -68,6 +67,7 @@ def applied(run: RunSpec) -> Strategy:
 
 
 def _check(run: RunSpec) -> None:
+    """Raise SpecError for models and devices that Megatron-Bridge cannot train."""
     model = run.model
     if not isinstance(model, ModelSpec) or model.family not in _CLASSES:
         raise SpecError(
@@ -79,7 +79,7 @@ def _check(run: RunSpec) -> None:
 
 
 def _compared(run: RunSpec) -> Comparison:
-    """What Megatron makes of a strategy, field by field."""
+    """The strategy as Megatron-Bridge runs it, and the differences."""
     strategy = run.strategy
     kind = _kind(strategy)
     back: dict[str, object] = {
@@ -93,7 +93,7 @@ def _compared(run: RunSpec) -> Comparison:
         "recompute": "none" if strategy.recompute == "selective" else strategy.recompute,
         "param_dtype": strategy.param_dtype if _is_mixed(strategy) else "fp32",
         "reduce_dtype": "bf16" if strategy.reduce_dtype == "bf16" else "fp32",
-        # Megatron's FSDP reduces as it goes; without it gradients wait for the last micro-batch.
+        # Megatron's FSDP reduces in every micro-batch; without FSDP only the last one reduces.
         "grad_sync": "every" if kind in _SHARDED else "last",
         "prefetch": strategy.prefetch,
     }
@@ -103,16 +103,19 @@ def _compared(run: RunSpec) -> Comparison:
 
 
 def _kind(strategy: Strategy) -> str:
+    """The kind that Megatron runs: ZeRO-3 that keeps parameters gathered is ZeRO-2."""
     if strategy.kind == "zero3" and strategy.reshard_after_forward is False:
         return "zero2"
     return strategy.kind
 
 
 def _is_mixed(strategy: Strategy) -> bool:
+    """Whether the run computes in bf16 or fp16 over fp32 master weights."""
     return strategy.param_dtype in ("bf16", "fp16") and strategy.master_dtype == "fp32"
 
 
 def _written(run: RunSpec, train: TrainSettings, data: DataSettings) -> str:
+    """The text of the script."""
     strategy = run.strategy
     mixed = _is_mixed(strategy)
     parts = {
@@ -178,18 +181,20 @@ if __name__ == "__main__":
 
 
 def _call(name: str, arguments: dict[str, Any]) -> str:
+    """The code of a call of `name` with keyword arguments, one per line."""
     lines = "".join(f"            {key}={_literal(value)},\n" for key, value in arguments.items())
     return f"{name}(\n{lines}        )"
 
 
 def _literal(value: object) -> str:
+    """A value as Python code."""
     if isinstance(value, list):
         return f"[{', '.join(map(_literal, value))}]"
     return quoted(value) if isinstance(value, str) else repr(value)
 
 
 def _model(run: RunSpec) -> str:
-    """The configuration of the model as transformers has it."""
+    """The code that builds the model's configuration with transformers."""
     model = run.model
     assert isinstance(model, ModelSpec)
     if model.config is not None:
@@ -201,7 +206,7 @@ def _model(run: RunSpec) -> str:
 
 
 def _axes(run: RunSpec) -> dict[str, Any]:
-    """The settings of the model that divide it or its sequences, and what is recomputed."""
+    """Settings of the model: sequence length, tensor and context degrees, recompute."""
     strategy = run.strategy
     found: dict[str, Any] = {
         "seq_length": run.job.seq_len,
@@ -217,6 +222,7 @@ def _axes(run: RunSpec) -> dict[str, Any]:
 
 
 def _recompute(run: RunSpec) -> dict[str, Any]:
+    """Settings of activation recomputation."""
     share, model = run.strategy.full_recompute_share, run.model
     if not share or not isinstance(model, ModelSpec):
         return {"recompute_granularity": None}
@@ -231,6 +237,7 @@ def _recompute(run: RunSpec) -> dict[str, Any]:
 
 
 def _training(run: RunSpec, train: TrainSettings) -> dict[str, Any]:
+    """Arguments of TrainingConfig: steps and batch sizes in sequences."""
     strategy = run.strategy
     return {
         "train_iters": train.steps,
@@ -240,6 +247,7 @@ def _training(run: RunSpec, train: TrainSettings) -> dict[str, Any]:
 
 
 def _optimizer(strategy: Strategy, train: TrainSettings) -> dict[str, Any]:
+    """Arguments of OptimizerConfig."""
     return {
         "optimizer": "adam",
         "lr": train.learning_rate,
@@ -254,12 +262,14 @@ def _optimizer(strategy: Strategy, train: TrainSettings) -> dict[str, Any]:
 
 
 def _final_rate(train: TrainSettings) -> float:
+    """The learning rate of the last step."""
     share = 1.0 if train.schedule == "constant" else train.final_learning_rate
-    # Without the last digits that multiplying leaves.
+    # Rounded, so that the product has no trailing digits of rounding error.
     return float(f"{train.learning_rate * share:.12g}")
 
 
 def _schedule(train: TrainSettings) -> dict[str, Any]:
+    """Arguments of SchedulerConfig."""
     return {
         "lr_decay_style": train.schedule,
         "lr_warmup_iters": train.warmup_steps,
@@ -271,6 +281,7 @@ def _schedule(train: TrainSettings) -> dict[str, Any]:
 
 
 def _ddp(strategy: Strategy) -> dict[str, Any]:
+    """Arguments of DistributedDataParallelConfig."""
     fsdp = _SHARDED.get(_kind(strategy))
     return {
         "use_distributed_optimizer": strategy.sharded,
@@ -278,19 +289,20 @@ def _ddp(strategy: Strategy) -> dict[str, Any]:
         "data_parallel_sharding_strategy": fsdp or "no_shard",
         "grad_reduce_in_fp32": strategy.reduce_dtype != "bf16",
         "overlap_grad_reduce": True,
-        # Only where the optimizer leaves parameters that must be gathered.
+        # Only a sharded optimizer leaves parameters that must be gathered.
         "overlap_param_gather": strategy.sharded,
     }
 
 
 def _dataset(run: RunSpec, train: TrainSettings) -> dict[str, Any]:
+    """Arguments of GPTDatasetConfig."""
     return {
         "random_seed": train.seed,
         "seq_length": run.job.seq_len,
         "reset_attention_mask": False,
         "reset_position_ids": False,
         "eod_mask_loss": False,
-        # Made-up tokens; name prefixes of .bin and .idx files here.
+        # Synthetic tokens; put prefixes of .bin and .idx files here.
         "blend": None,
         "split": "100,0,0",
         "dataloader_type": "single",
@@ -298,6 +310,7 @@ def _dataset(run: RunSpec, train: TrainSettings) -> dict[str, Any]:
 
 
 def _tokenizer(run: RunSpec, data: DataSettings) -> dict[str, Any]:
+    """Arguments of TokenizerConfig."""
     if data.tokenizer == "bytes":
         vocab = getattr(run.model, "vocab", None)
         return {"tokenizer_type": "NullTokenizer", "vocab_size": vocab}
@@ -306,6 +319,7 @@ def _tokenizer(run: RunSpec, data: DataSettings) -> dict[str, Any]:
 
 
 def _checkpoint(run: RunSpec, train: TrainSettings) -> dict[str, Any]:
+    """Arguments of CheckpointConfig."""
     save = train.checkpoint
     fsdp = _kind(run.strategy) in _SHARDED
     found: dict[str, Any] = {
@@ -321,6 +335,7 @@ def _checkpoint(run: RunSpec, train: TrainSettings) -> dict[str, Any]:
 
 
 def _precision(strategy: Strategy) -> str:
+    """The code of a MixedPrecisionConfig, or "None"."""
     if not _is_mixed(strategy):
         return "None"
     low = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}[strategy.param_dtype]

@@ -1,4 +1,4 @@
-"""What Megatron-Bridge does otherwise than Shardwise."""
+"""How a run in Megatron-Bridge differs from Shardwise."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ RULES = (
 
 
 def other_differences(run: RunSpec, applied: Strategy, save_every: int) -> list[Difference]:
-    """Differences that no field of a strategy expresses."""
+    """Differences that are not about a field of the strategy.
+
+    `save_every` is the number of steps between saves if the run counts minutes.
+    """
     strategy, train, data = run.strategy, run.train or TrainSettings(), run.data or DataSettings()
     differences = Differences(_of_tensor(run))
     if applied.kind in ("zero1", "zero2"):
@@ -80,6 +83,7 @@ def other_differences(run: RunSpec, applied: Strategy, save_every: int) -> list[
 
 
 def _of_tensor(run: RunSpec) -> list[Difference]:
+    """Differences with tensor parallelism; empty without it."""
     strategy = run.strategy
     if strategy.tensor == 1:
         return []

@@ -1,4 +1,4 @@
-"""The optimizers that each stack trains with: asked by plans for a stack, and by its export."""
+"""The optimizers that each stack can train with."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.stacks import training_arguments
 from shardwise.stacks.read import deepspeed
-from shardwise.stacks.write import arguments, axolotl, torchtitan
+from shardwise.stacks.write import torchtitan
 from shardwise.stacks.write.python import settings as of_script
 
 _OF: dict[str, Collection[str]] = {
-    # The user's script makes it.
+    # The user's script creates the optimizer.
     "accelerate": OPTIMIZERS,
     "trainer": training_arguments.OPTIMIZERS,
     "trl": training_arguments.OPTIMIZERS,
@@ -28,21 +28,21 @@ _OF: dict[str, Collection[str]] = {
     "slurm": TRAINED,
     "kubernetes": TRAINED,
 }
-# They start `shardwise train`. The others shard the states of their optimizers as they do.
+# Stacks that run `shardwise train`. Others need no check of how optimizer states are sharded.
 _OWN_TRAINER = ("slurm", "kubernetes")
 
 
 def optimizers_of(stack: str) -> tuple[Optimizer, ...]:
-    """The optimizers of a run that a stack trains with unchanged."""
+    """The optimizers of a run that a stack has."""
     return tuple(name for name in OPTIMIZERS if name in _OF[stack])
 
 
 def trains(stack: str, optimizer: Optimizer, strategy: Strategy) -> bool:
-    """Whether a stack runs an optimizer that it has with this strategy."""
+    """Whether the stack runs the optimizer, which it must have, together with this strategy."""
     return stack not in _OWN_TRAINER or is_trained_with(optimizer, strategy)
 
 
 def check_strategy(run: RunSpec, stack: str) -> None:
-    """Raise SpecError where a stack does not run the optimizer of a run with its strategy."""
+    """Raise SpecError if the stack cannot run the run's optimizer with its strategy."""
     if stack in _OWN_TRAINER:
         check_sharding(run.job.optimizer, Sharding.of(run.strategy))

@@ -1,4 +1,4 @@
-"""Text from a run inside files of other languages: it stays text, whatever it says."""
+"""Quote text from a run for other languages, so that it always stays text."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import re
 
 
 def slug(text: str, longest: int = 40) -> str:
-    """Lower-case letters, digits and hyphens: a name that every scheduler takes."""
+    """The text as lower-case letters, digits and hyphens, a name that every scheduler accepts."""
     found = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:longest].rstrip("-")
-    # Kubernetes wants a letter first in the names of services.
+    # Names of Kubernetes services must begin with a letter.
     return found if found[:1].isalpha() else f"run-{found}".rstrip("-")
 
 
 def yaml_text(text: str) -> str:
-    """A double-quoted scalar of YAML on one line."""
+    """The text as a double-quoted YAML scalar on one line."""
     return f'"{"".join(_escaped(character) for character in text)}"'
 
 
 def yaml_block(text: str, indent: int) -> str:
-    """Lines as they are, under `|`, where YAML allows that; else one quoted line."""
+    """The text as a YAML block under `|`, indented by `indent` spaces.
+
+    If YAML cannot represent it so, a double-quoted scalar on one line.
+    """
     lines = text.split("\n")
     plain = all(line.isprintable() for line in lines) and not text.startswith((" ", "\n"))
     if not plain or not text.endswith("\n") or text.endswith("\n\n"):
@@ -28,6 +31,7 @@ def yaml_block(text: str, indent: int) -> str:
 
 
 def _escaped(character: str) -> str:
+    """A character inside a double-quoted YAML scalar."""
     if character in '"\\':
         return f"\\{character}"
     if character.isprintable():

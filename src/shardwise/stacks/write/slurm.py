@@ -24,16 +24,16 @@ from shardwise.stacks.write.exported import USUAL, Exported, Target
 
 NAME = "run.sbatch"
 DEFAULT_TIME = "24:00:00"
-# Seconds before the time limit at which the job is signalled: one step and one save must fit.
+# Seconds before the time limit when the job gets a signal; a step and a save must fit into them.
 WARNING_S = 300
-# Starts of a launcher that loses the others; each makes train.restart.attempts itself.
+# How often a launcher that loses the others is started; each time, train.restart.attempts apply.
 ATTEMPTS = 3
-# What Slurm takes as a name.
+# A name that Slurm accepts.
 _NAME = re.compile(r"[A-Za-z0-9_.,@+-]{1,128}")
 
 
 def export(run: RunSpec, target: Target = USUAL) -> Exported:
-    """The script; it starts the run.toml it was written from, or the one that is its argument."""
+    """The batch script; it trains its first argument, or by default the run.toml of this run."""
     _check(run, target)
     many = run.cluster.nodes > 1
     parts = [_request(run, target), _environment(run, target)]
@@ -51,6 +51,7 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
 
 
 def _check(run: RunSpec, target: Target) -> None:
+    """Raise SpecError for options that Slurm cannot accept."""
     problems = Problems()
     with problems.collect():
         check_target(run, target)
@@ -64,6 +65,7 @@ def _check(run: RunSpec, target: Target) -> None:
 
 
 def _request(run: RunSpec, target: Target) -> str:
+    """The head of the script: the `#SBATCH` options and the name of the run."""
     cluster = run.cluster
     gpus = f"#SBATCH --gpus-per-node={cluster.devices_per_node}\n"
     again = _REQUEUE if saves(run) else ""
@@ -111,6 +113,7 @@ _REQUEUE = f"""\
 
 
 def _environment(run: RunSpec, target: Target) -> str:
+    """The lines that run setup commands and export environment variables."""
     processes = run.cluster.devices_per_node
     lines = [
         *target.setup,
@@ -132,6 +135,7 @@ def _environment(run: RunSpec, target: Target) -> str:
 
 
 def _meet(run: RunSpec) -> str:
+    """The lines that configure the rendezvous of several nodes."""
     return f"""\
 # Rendezvous on the first node, at a port that other jobs on that node do not use.
 FIRST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -146,7 +150,7 @@ export {SECRET_VARIABLE}
 """
 
 
-# One node asks, once a minute, so that the controller has little to answer.
+# Only one node asks, once a minute, to spare Slurm's controller.
 _REQUEUE_WITHOUT_FIRST = """\
 # With --no-kill, Slurm keeps even a job that lost its first node, where this script and the
 # rendezvous run. The second node then requeues it.
@@ -171,6 +175,7 @@ _WATCH_FIRST = """\
 
 
 def _keep_launching(run: RunSpec, target: Target) -> str:
+    """The shell functions that start a launcher again if it loses the others."""
     watched = f"{_REQUEUE_WITHOUT_FIRST}\n" if target.spares else ""
     return f"""\
 # shellcheck disable=SC2317  # srun calls these functions, on every node
@@ -196,6 +201,7 @@ keep_launching() {{
 
 
 def _start(run: RunSpec, target: Target) -> str:
+    """The lines that start one launcher per node with srun."""
     name = '--name "$NAME"' + (" --resume" if saves(run) else "")
     many = run.cluster.nodes > 1
     watch = " requeue_without_first" if target.spares else ""
@@ -230,6 +236,7 @@ _EXIT = 'exit "$CODE"\n'
 
 
 def _differences(run: RunSpec, target: Target) -> tuple[Difference, ...]:
+    """What the script cannot express or leaves to the user."""
     differences = Differences()
     if run.cluster.network is not None and target.partition is None:
         differences.add(

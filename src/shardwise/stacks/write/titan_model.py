@@ -1,4 +1,4 @@
-"""A model in the words of torchtitan: one of its flavors, or a Llama of other sizes."""
+"""A model in the terms of torchtitan: one of its flavors, or a Llama of other sizes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from shardwise.spec.lookup import Model
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
 
-# The release whose classes are written, and read by the tests.
+# The release of torchtitan that the exported classes are from.
 VERSION = "0.3.0"
 
-# Layers, hidden, heads, key and value heads, width of the MLP, vocabulary.
+# Keys: layers, hidden size, heads, key and value heads, MLP width, vocabulary.
 _FLAVORS: dict[str, dict[tuple[int, ...], str]] = {
     "llama3": {
         (16, 2048, 32, 8, 8192, 128256): "1B",
@@ -39,7 +39,11 @@ _STRUCTURE = (
 
 
 def write_model(model: Model) -> tuple[str, str]:
-    """The function that makes the model, and what it imports."""
+    """The code of the function that returns the model, and the code of its imports.
+
+    Raises:
+        SpecError: torchtitan does not have this model.
+    """
     if not isinstance(model, ModelSpec):
         raise SpecError("model: torchtitan trains its own models; name a Llama or a Qwen3 instead")
     library = "qwen3" if model.family in ("qwen3", "qwen3_moe") else "llama3"
@@ -58,12 +62,12 @@ def write_model(model: Model) -> tuple[str, str]:
 
 
 def stretches(model: Model) -> bool:
-    """Whether the flavor that is written scales the angles of its positions, as Llama 3.1 does."""
+    """Whether the model is exported as a Llama flavor, which scales positions as Llama 3.1 does."""
     return isinstance(model, ModelSpec) and _flavor(model, "llama3") is not None
 
 
 def _flavor(model: ModelSpec, library: str) -> str | None:
-    """What torchtitan calls this very model, if it has it."""
+    """The name of torchtitan's flavor that equals this model; None if there is none."""
     sizes = (model.layers, model.hidden, model.heads, model.kv_heads, model.ffn, model.vocab)
     flavor = _FLAVORS[library].get(sizes)
     family = model.family if library == "qwen3" else "llama"
@@ -117,7 +121,7 @@ def model_spec():
 
 
 def _is_plain(model: ModelSpec, family: str) -> bool:
-    """Whether a model has the structure of a family, whatever its sizes."""
+    """Whether the model has the structure of a family, with any sizes."""
     sizes = {"layers": 1, "hidden": 1, "heads": 1, "ffn": 1, "vocab": 1}
     mixture = {"experts": model.experts, "experts_per_token": model.experts_per_token}
     plain = ModelSpec.read(

@@ -1,4 +1,4 @@
-"""The command that starts a script: one process for each device of a cluster."""
+"""The command that starts a script with one process per device of a cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from shardwise.spec.run import RunSpec
 
 
 def torchrun(cluster: ClusterSpec, program: str) -> str:
-    """The same on every node; HOST is one of them."""
+    """The torchrun command for `program`, the same on every node; HOST is one of them."""
     processes = f"--nproc-per-node {cluster.devices_per_node}"
     if cluster.nodes > 1:
         meet = "--rdzv-backend c10d --rdzv-endpoint HOST:29400"
@@ -16,5 +16,5 @@ def torchrun(cluster: ClusterSpec, program: str) -> str:
 
 
 def script_command(run: RunSpec, name: str) -> str:
-    """Of a script that joins no other process where the strategy is "single"."""
+    """The command that starts the script `name`: plain python if the strategy is "single"."""
     return f"python {name}" if run.strategy.kind == "single" else torchrun(run.cluster, name)

@@ -1,4 +1,4 @@
-"""Write a run as a torchtitan configuration: a Python file whose function `--config` names."""
+"""Write a run as a torchtitan configuration: a Python file with a function for `--config`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shardwise.stacks.write.torchrun import torchrun
 from shardwise.stacks.write.trackers import trackers_of
 
 NAME = "torchtitan_run.py"
-# Steps between saves where the run counts minutes.
+# Steps between saves if the run sets minutes.
 SAVE_EVERY = 500
 
 _DTYPES = {dtype: TORCH_NAMES[dtype] for dtype in ("bf16", "fp32")}
@@ -61,7 +61,7 @@ _RULES = (
 
 
 def export(run: RunSpec, target: Target = USUAL) -> Exported:
-    """The configuration for one release of torchtitan; others may name things differently."""
+    """The configuration for one release of torchtitan; other releases may differ in names."""
     train, data = run.train or TrainSettings(), run.data or DataSettings()
     text = _written(run, train, data)
     found = _compared(run, text)
@@ -79,15 +79,17 @@ def applied(run: RunSpec) -> Strategy:
 
 
 def _compared(run: RunSpec, text: str) -> Comparison:
+    """The strategy as torchtitan runs it with this file, and the differences."""
     back = dict(read(Script(text)).strategy)
     mesh = run.strategy.mesh
     if mesh.states == mesh.replicate == 1 and mesh.tensor > 1:
-        # Sharding among one is none, whatever it is called.
+        # With one device to shard over, the kind makes no difference.
         back["kind"] = run.strategy.kind
     return compare(run, back, _RULES)
 
 
 def _command(run: RunSpec, target: Target) -> str:
+    """The shell command that starts the run."""
     path = Path(target.file or NAME)
     if not path.stem.isidentifier():
         raise SpecError(
@@ -97,12 +99,13 @@ def _command(run: RunSpec, target: Target) -> str:
     command = torchrun(
         run.cluster, f"-m torchtitan.train --module {shlex.quote(path.stem)} --config run"
     )
-    # Python finds a module in the current folder, or where it is told to look.
+    # Python finds modules in the current folder and in PYTHONPATH.
     folder = path.parent.as_posix()
     return command if folder == "." else f"PYTHONPATH={shlex.quote(folder)} {command}"
 
 
 def _written(run: RunSpec, train: TrainSettings, data: DataSettings) -> str:
+    """The text of the file."""
     body, imports = write_model(run.model)
     strategy = run.strategy
     return _FILE.format(
@@ -180,22 +183,25 @@ loss=ChunkedLossWrapper.Config(
 
 
 def _chunks(run: RunSpec) -> int:
-    """The fewest chunks, at least as many as planned, that divide a sequence."""
+    """The smallest number of chunks that is at least the planned one and divides a sequence."""
     length = run.job.seq_len
     wanted = min(run.strategy.loss_chunks, length)
     return next(count for count in range(wanted, length + 1) if length % count == 0)
 
 
 def _call(name: str, arguments: dict[str, Any]) -> str:
+    """The code of a call of `name` with keyword arguments, one per line."""
     lines = "".join(f"            {key}={_literal(value)},\n" for key, value in arguments.items())
     return f"{name}(\n{lines}        )"
 
 
 def _literal(value: object) -> str:
+    """A value as Python code."""
     return 'float("inf")' if value == float("inf") else repr(value)
 
 
 def _assets(run: RunSpec, data: DataSettings) -> str:
+    """The folder with the tokenizer of the model."""
     if getattr(run.model, "pretrained", False):
         return str(config_folder(str(getattr(run.model, "config", ""))))
     if data.tokenizer == "bytes":
@@ -204,6 +210,7 @@ def _assets(run: RunSpec, data: DataSettings) -> str:
 
 
 def _optimizer(run: RunSpec, train: TrainSettings) -> str:
+    """The code of an OptimizersContainer.Config; AdamW if torchtitan lacks the optimizer."""
     name = OPTIMIZERS.get(run.job.optimizer, "AdamW")
     settings = {
         "lr": train.learning_rate,
@@ -223,6 +230,7 @@ def _optimizer(run: RunSpec, train: TrainSettings) -> str:
 
 
 def _schedule(train: TrainSettings) -> dict[str, Any]:
+    """Arguments of LRSchedulersContainer.Config."""
     if train.schedule == "constant":
         return {"warmup_steps": train.warmup_steps, "decay_ratio": 0.0}
     return {
@@ -233,13 +241,14 @@ def _schedule(train: TrainSettings) -> dict[str, Any]:
 
 
 def _training(run: RunSpec, train: TrainSettings) -> dict[str, Any]:
+    """Arguments of TrainingConfig; batch sizes are in sequences."""
     strategy = run.strategy
     return {
         "seq_len": run.job.seq_len,
         "local_batch_size": strategy.micro_batch,
         "global_batch_size": strategy.micro_batch * strategy.accumulate * strategy.data_parallel,
         "steps": train.steps,
-        # torchtitan would clip to a norm of 0; Shardwise does not clip then.
+        # 0 means no clipping in Shardwise; torchtitan would clip to 0.
         "max_norm": train.clip_norm or float("inf"),
         "dtype": _DTYPES.get(strategy.master_dtype, "float32"),
         "mixed_precision_param": _DTYPES.get(strategy.param_dtype, "bfloat16"),
@@ -251,10 +260,11 @@ def _training(run: RunSpec, train: TrainSettings) -> dict[str, Any]:
 
 
 def _parallelism(strategy: Strategy) -> dict[str, Any]:
+    """Arguments of ParallelismConfig."""
     found = {
         "data_parallel_replicate_degree": strategy.replicate,
         "data_parallel_shard_degree": strategy.shard,
-        # "default" is true for blocks and false for the head, which is needed again at once.
+        # "default" reshards blocks, but not the head, which the backward needs at once.
         "fsdp_reshard_after_forward": "default" if strategy.reshard_after_forward else "never",
     }
     if strategy.tensor > 1:
@@ -265,17 +275,19 @@ def _parallelism(strategy: Strategy) -> dict[str, Any]:
 
 
 def _recompute(strategy: Strategy) -> str:
+    """The code of the activation checkpointing, or "None"."""
     if strategy.recompute == "selective":
         return "SelectiveAC.Config()"
     return "FullAC.Config()" if strategy.full_recompute_share else "None"
 
 
 def _checkpoint(run: RunSpec, settings: CheckpointSettings) -> dict[str, Any]:
+    """Arguments of CheckpointManager.Config."""
     pretrained = bool(getattr(run.model, "pretrained", False))
     found: dict[str, Any] = {
         "enable": settings.save or pretrained,
         "interval": settings.every or SAVE_EVERY,
-        # One alone is refused: it may be half written.
+        # torchtitan refuses to keep one: it may be incomplete.
         "keep_latest_k": 2 if settings.keep == 1 else settings.keep,
         "async_mode": "async" if settings.background else "disabled",
         "last_save_model_only": False,
@@ -286,7 +298,8 @@ def _checkpoint(run: RunSpec, settings: CheckpointSettings) -> dict[str, Any]:
 
 
 def _metrics(train: TrainSettings) -> dict[str, Any]:
-    # Whoever has torchtitan has TensorBoard: it is installed with it.
+    """Arguments of MetricsProcessor.Config."""
+    # TensorBoard is installed with torchtitan.
     trackers = trackers_of(train)
     return {
         "log_freq": train.log_every,
@@ -296,7 +309,7 @@ def _metrics(train: TrainSettings) -> dict[str, Any]:
 
 
 def _other_differences(run: RunSpec) -> list[Difference]:
-    """Differences that no field of a strategy expresses."""
+    """Differences that are not about a field of the strategy."""
     differences = Differences()
     if run.strategy.kind == "ddp":
         differences.add(
@@ -316,6 +329,7 @@ def _other_differences(run: RunSpec) -> list[Difference]:
 def _unsupported_settings(
     run: RunSpec, train: TrainSettings, data: DataSettings
 ) -> list[Difference]:
+    """Differences in the optimizer, the model, the data and training settings."""
     differences = Differences()
     if run.job.optimizer not in OPTIMIZERS:
         differences.add(
@@ -344,6 +358,7 @@ def _unsupported_settings(
 
 
 def _unsupported_training(train: TrainSettings) -> list[Difference]:
+    """Differences in checkpoints, profiling, metrics and trackers."""
     differences, save = Differences(), train.checkpoint
     if save.save and save.every is None:
         differences.add(

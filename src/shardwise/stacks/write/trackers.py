@@ -1,4 +1,4 @@
-"""Trackers of a run besides its own metrics file."""
+"""Experiment trackers of a run, besides its metrics file."""
 
 from __future__ import annotations
 

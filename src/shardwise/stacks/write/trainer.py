@@ -1,4 +1,4 @@
-"""Write a run as transformers' TrainingArguments: JSON, or a script where there are adapters."""
+"""Write a run as transformers' TrainingArguments: JSON, or a script if it has adapters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ _WITH_AXES = Rule(
 
 
 def export(run: RunSpec, target: Target = USUAL) -> Exported:
-    """JSON that `HfArgumentParser((TrainingArguments,)).parse_json_file` takes."""
+    """The run as JSON for `HfArgumentParser((TrainingArguments,)).parse_json_file`.
+
+    With adapters it is a script.
+    """
     table = arguments(run)
     found = _compared(run, table)
     if run.adapter is not None:
@@ -64,6 +67,7 @@ def applied(run: RunSpec) -> Strategy:
 
 
 def _compared(run: RunSpec, table: dict[str, Any]) -> Comparison:
+    """The strategy as the Trainer runs it with this table, and the differences."""
     strategy = run.strategy
     by_script: dict[str, object] = {}
     if "fsdp" in table and (strategy.hybrid or strategy.mesh.inner > 1):
@@ -71,13 +75,14 @@ def _compared(run: RunSpec, table: dict[str, Any]) -> Comparison:
     script_rules = _SCRIPT_RULES if strategy.mesh.inner == 1 else (_WITH_AXES,)
     back = dict(read(table).strategy)
     if strategy.kind == "single":
-        # Which of the two runs depends on the number of processes, which the launcher decides.
+        # The launcher's number of processes decides whether DDP or one device runs.
         back["kind"] = "single"
     rules = rules_of(run, sharded="fsdp" in table)
     return compare(run, back, rules, by_script, script_rules, TRAINER)
 
 
 def _by_script(run: RunSpec, found: Comparison) -> tuple[Difference, ...]:
+    """Settings that belong in the user's script."""
     differences = Differences(found.by_script)
     if run.strategy.tensor > 1:
         differences += axes_in_script(run.strategy.but(context=1))

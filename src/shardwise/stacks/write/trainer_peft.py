@@ -53,7 +53,10 @@ if __name__ == "__main__":
 
 
 def export(run: RunSpec, table: dict[str, Any], found: Comparison, target: Target) -> Exported:
-    """The script; `table` are its TrainingArguments, `found` what they make of the strategy."""
+    """The script of a run with adapters.
+
+    `table` are its TrainingArguments; `found` compares the strategy with them.
+    """
     adapter = run.adapter
     assert adapter is not None
     text = _script(run, table, adapter)
@@ -81,6 +84,7 @@ def export(run: RunSpec, table: dict[str, Any], found: Comparison, target: Targe
 
 
 def _script(run: RunSpec, table: dict[str, Any], adapter: Adapter) -> str:
+    """The text of the script."""
     hybrid = run.strategy.hybrid and "fsdp" in table
     kind, files = data_files(run) or ("json", [CHANGE_ME])
     text_key = run.data.text_key if run.data is not None else "text"
@@ -105,6 +109,7 @@ def _script(run: RunSpec, table: dict[str, Any], adapter: Adapter) -> str:
 
 
 def _arguments(run: RunSpec, table: dict[str, Any], hybrid: bool) -> list[str]:
+    """The lines that return TrainingArguments; with `hybrid` they set a ParallelismConfig."""
     lines = [f"        {key}={value!r}," for key, value in table.items()]
     if hybrid:
         strategy = run.strategy
@@ -114,6 +119,7 @@ def _arguments(run: RunSpec, table: dict[str, Any], hybrid: bool) -> list[str]:
 
 
 def _model(adapter: Adapter) -> list[str]:
+    """The lines that load the model and add its adapters."""
     dtype = f"torch.{TORCH_NAMES[adapter.float_dtype]}"
     lines = ["    model = AutoModelForCausalLM.from_pretrained(", "        MODEL,"]
     lines += [f"        dtype={dtype},", *_quantised(adapter, dtype), "    )"]
@@ -148,6 +154,7 @@ def _model(adapter: Adapter) -> list[str]:
 
 
 def _quantised(adapter: Adapter, dtype: str) -> list[str]:
+    """The lines that load quantised weights; empty without quantisation."""
     if adapter.base == "int8":
         return ["        quantization_config=BitsAndBytesConfig(load_in_8bit=True),"]
     if adapter.base != "nf4":

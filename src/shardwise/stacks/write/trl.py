@@ -32,7 +32,7 @@ _RULES = (Rule(("loss", "loss_chunks"), "SFTTrainer computes head and loss in ti
 
 
 def export(run: RunSpec, target: Target = USUAL) -> Exported:
-    """The YAML that `trl sft --config` takes."""
+    """The run as YAML for `trl sft --config`."""
     adapter = run.adapter
     more: tuple[Difference, ...] = ()
     master = run.strategy.master_dtype
@@ -48,6 +48,7 @@ def applied(run: RunSpec) -> Strategy:
 
 
 def _table(run: RunSpec) -> dict[str, Any]:
+    """The keys and values of the YAML."""
     strategy, adapter = run.strategy, run.adapter
     stored = strategy.master_dtype if adapter is None else adapter.float_dtype
     table: dict[str, Any] = {"model_name_or_path": model_name(run), "dtype": TORCH_NAMES[stored]}
@@ -57,7 +58,7 @@ def _table(run: RunSpec) -> dict[str, Any]:
     if not holds_chat(run.data):
         # One stream of tokens, cut where a sequence is full.
         table["packing_strategy"] = "wrapped"
-    # TRL turns both on where a file does not say.
+    # TRL's defaults are true.
     defaults = {"bf16": False, "gradient_checkpointing": False}
     table |= {**defaults, **arguments(run, with_deepspeed=True)}
     if "fsdp" in table and (strategy.hybrid or strategy.context > 1):
@@ -65,13 +66,14 @@ def _table(run: RunSpec) -> dict[str, Any]:
         table["env"] = {USES_GROUPS: "true", **degrees}
     if strategy.context > 1:
         table["env"][ENVIRONMENT_CONTEXT] = str(strategy.context)
-        # Each device takes one piece of the first half of a sequence and one of the second.
+        # Each device takes a piece of the first half of a sequence and one of the second half.
         table["pad_to_multiple_of"] = 2 * strategy.context
         table["attn_implementation"] = "sdpa"
     return table
 
 
 def _lora(adapter: Adapter) -> dict[str, Any]:
+    """The keys about LoRA and quantised weights."""
     table: dict[str, Any] = {
         "use_peft": True,
         "lora_r": adapter.rank,
@@ -97,6 +99,7 @@ def _lora(adapter: Adapter) -> dict[str, Any]:
 
 
 def _data(run: RunSpec) -> dict[str, Any]:
+    """The keys about the data."""
     found = data_files(run)
     if found is None:
         return {"dataset_name": CHANGE_ME}
@@ -108,6 +111,7 @@ def _data(run: RunSpec) -> dict[str, Any]:
 
 
 def _command(run: RunSpec, name: str) -> str:
+    """The shell command that starts the run; `name` is the YAML."""
     cluster = run.cluster
     words = ["trl sft --config", name]
     if cluster.devices > 1:

@@ -1,7 +1,8 @@
-"""Write a run as a training script that needs torch and nothing else.
+"""Write a run as a training script that depends on torch only.
 
-The script is plain `fully_shard` or DDP code with its settings at the top, and contains only what
-the run needs. Its losses equal those of `shardwise train` bit by bit.
+The script is plain `fully_shard` or DDP code with its settings at the top. It contains only the
+code that the run needs. Its losses equal those of `shardwise train` bit by bit. A model that the
+program does not contain is built by transformers or by the user's code.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ NAME = "train.py"
 
 
 def export(run: RunSpec, target: Target = USUAL) -> Exported:
-    """The script of a run whose strategy is resolved."""
+    """The script of a run with a resolved strategy."""
     check_loss(run)
     given, run = run, run._replace(strategy=applied(run))
     command = script_command(run, target.name(NAME))
     text = write_script(_description(run, command), "train", settings_of(run))
-    return Exported(NAME, text, unsupported_by_script(given), command, run.strategy)
+    differences = tuple(map(Difference, unsupported_by_script(given)))
+    return Exported(NAME, text, differences, command, run.strategy)
 
 
 def settings_of(run: RunSpec) -> Settings:
-    """All that a run sets in the program."""
+    """The constants, choices and imports that a run sets in the program."""
     constants = constants_of(run, model_constants(run), data_constants(run))
     return Settings(constants, choices_of(run), own_imports(run))
 
@@ -43,6 +45,7 @@ def applied(run: RunSpec) -> Strategy:
 
 
 def _description(run: RunSpec, command: str) -> str:
+    """The docstring of the script."""
     strategy = run.strategy
     how = {"single": "on one device", "ddp": "with DistributedDataParallel"}
     ways = how.get(strategy.kind, f"with fully_shard ({strategy})")

@@ -1,4 +1,4 @@
-"""What decides the code of a script: all settings of a run that are no constants of it."""
+"""The choices of a run: settings that select the code of a script and are not constants in it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from shardwise.units.decoder import decoder_units
 
 
 def choices_of(run: RunSpec) -> dict[str, object]:
+    """All choices of a run, by the name that the program uses."""
     return {**_model(run), **_data(run), **_parallel(run), **_loop(run)}
 
 
 def _model(run: RunSpec) -> dict[str, object]:
+    """Choices about the model and how it is built."""
     model, strategy = run.model, run.strategy
     builder = builder_of(run)
     meta = fills(run)
@@ -33,17 +35,18 @@ def _model(run: RunSpec) -> dict[str, object]:
         "META_INIT": meta,
         "ON_META": strategy.sharded if builder == "written" else meta,
         "FACTORY": _function("own_model", model.factory) if isinstance(model, ModuleRef) else None,
-        # One that is divided attends by a function of the script.
+        # With tensor or context parallelism the script has its own attention function.
         "ATTENTION": "whole_sequences" if strategy.mesh.inner > 1 else "sdpa",
     }
 
 
 def _function(alias: str, reference: str) -> Code:
+    """The attribute of a `module:function` reference as code, on the module's alias."""
     return Code(f"{alias}.{reference.partition(':')[2]}")
 
 
 def own_imports(run: RunSpec) -> tuple[Import, ...]:
-    """The modules of the user that a script imports: those of the model and of the data."""
+    """The imports of the user's own modules, for the model and the data."""
     references = {"own_data": data_of(run).source}
     if isinstance(run.model, ModuleRef):
         references["own_model"] = run.model.factory
@@ -55,6 +58,7 @@ def own_imports(run: RunSpec) -> tuple[Import, ...]:
 
 
 def _data(run: RunSpec) -> dict[str, object]:
+    """Choices about the data."""
     data = data_of(run)
     kind = "own" if data.source is not None else "synthetic" if data.synthetic else "tokens"
     source = None if data.source is None else _function("own_data", data.source)
@@ -67,6 +71,7 @@ def _data(run: RunSpec) -> dict[str, object]:
 
 
 def _parallel(run: RunSpec) -> dict[str, object]:
+    """Choices about parallelism, recompute, dtypes and the loss."""
     strategy = run.strategy
     kind = "sharded" if strategy.sharded else strategy.kind
     several = strategy.accumulate > 1
@@ -76,7 +81,7 @@ def _parallel(run: RunSpec) -> dict[str, object]:
     return {
         "KIND": kind,
         "WRAPS_DDP": kind == "ddp",
-        # The model that the program writes out has none.
+        # The model that is part of the program has no buffers.
         "SYNCS_BUFFERS": builder_of(run) == "written",
         "DIVIDED": strategy.mesh.inner > 1,
         "SEQUENCE_PARALLEL": strategy.sequence_parallel,
@@ -102,11 +107,12 @@ def _parallel(run: RunSpec) -> dict[str, object]:
 
 
 def _dtype(dtype: DType) -> Code:
+    """The dtype as code, such as `torch.bfloat16`."""
     return Code(f"torch.{TORCH_NAMES[dtype]}")
 
 
 def _synchronisation(strategy: Strategy) -> dict[str, bool]:
-    """What only the last of several micro-batches does."""
+    """What is done only in the last of several micro-batches of a step."""
     sharded = strategy.sharded
     return {
         "SYNCS_LAST": sharded and strategy.grad_sync == "last",
@@ -117,7 +123,7 @@ def _synchronisation(strategy: Strategy) -> dict[str, bool]:
 
 
 def _head_repeats(run: RunSpec) -> int:
-    """How often each key and value head is repeated, so that every rank has one of its own."""
+    """How often each key and value head is repeated, so that every context rank has one."""
     strategy = run.strategy
     if not isinstance(run.model, ModelSpec):
         return 1
@@ -131,13 +137,14 @@ def _places(run: RunSpec) -> bool:
     if not strategy.sharded or not isinstance(strategy.reshard_after_forward, bool):
         return False
     if not isinstance(model, ModelSpec):
-        # Its tensors are known only where it is built.
+        # The shapes are known only when the model is built.
         return True
     units = decoder_units(model, run.job.seq_len).units
     return any(unit.rearranged(strategy.mesh.states) for unit in units)
 
 
 def _loop(run: RunSpec) -> dict[str, object]:
+    """Choices about the training loop."""
     train, strategy = train_of(run), run.strategy
     backend = "gloo" if on_cpu(run) else "nccl"
     if strategy.offload and not on_cpu(run):
@@ -147,7 +154,7 @@ def _loop(run: RunSpec) -> dict[str, object]:
         "BACKEND": backend,
         "OPTIMIZER": run.job.optimizer,
         "FUSED": is_fused(run),
-        "COSINE": train.schedule == "cosine",
+        "SCHEDULE": train.schedule,
         "NON_FINITE": train.non_finite,
         "SAVES": train.checkpoint.save,
     }

@@ -1,4 +1,4 @@
-"""Constants of a script, written as formatters write them."""
+"""Write constants of a script in the style of code formatters."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ class Code(str):
 
 
 def constant(name: str, value: object) -> str:
-    """An assignment."""
+    """The assignment of a constant."""
     return f"{name} = {written(value, WIDTH - len(name) - 3)}"
 
 
 def written(value: object, room: int = WIDTH, indent: int = 0) -> str:
-    """A constant as formatters write it: on one line if `room` is enough, else an item a line."""
+    """A value as Python code in the style of code formatters.
+
+    On one line if that takes at most `room` columns, otherwise one item per line.
+    """
     if isinstance(value, Code):
         return str(value)
     if isinstance(value, str):
@@ -33,16 +36,18 @@ def written(value: object, room: int = WIDTH, indent: int = 0) -> str:
 
 
 def _items(value: dict[str, object] | list[object]) -> list[tuple[str | None, object]]:
+    """Pairs of key and value; the key is None for items of a list."""
     return list(value.items()) if isinstance(value, dict) else [(None, item) for item in value]
 
 
 def _item(item: tuple[str | None, object], room: int, indent: int) -> str:
+    """One item of a dictionary or list as code."""
     name = "" if item[0] is None else f"{quoted(item[0])}: "
     return name + written(item[1], room - len(name), indent)
 
 
 def quoted(text: str) -> str:
-    """A string as formatters write it: in double quotes unless that needs more escapes."""
+    """A string literal in the style of formatters: double quotes unless it contains them."""
     shown = repr(text)
     if shown.startswith("'") and '"' not in text:
         return f'"{shown[1:-1]}"'

@@ -13,6 +13,7 @@ from shardwise.stacks.write.python.settings import data_of
 
 
 def data_constants(run: RunSpec) -> dict[str, object]:
+    """The constant TOKENS: the folder of tokens, or None for other data."""
     data = data_of(run)
     if not data.path:
         return {"TOKENS": None}
@@ -22,9 +23,9 @@ def data_constants(run: RunSpec) -> dict[str, object]:
 
 
 def token_folders(data: DataSettings) -> list[Path]:
-    """Cached token folders of a text file with this name, the newest last.
+    """Cached token folders of the first data file's name, the newest last.
 
-    None of chat examples: their tokens are flagged, and no script reads them.
+    Empty for chat examples: their tokens carry flags that the script cannot read.
     """
     if holds_chat(data):
         return []
@@ -38,5 +39,5 @@ def token_folders(data: DataSettings) -> list[Path]:
 
 
 def vocabulary_is_known(run: RunSpec) -> bool:
-    """Whether made-up data needs no vocabulary size from the model that was built."""
+    """Whether the data needs no vocabulary size from the built model."""
     return isinstance(run.model, ModelSpec) or not data_of(run).synthetic

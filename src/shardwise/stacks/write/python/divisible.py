@@ -1,4 +1,4 @@
-"""Which models a script divides among devices."""
+"""Which models a script can run with tensor and context parallelism."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shardwise.stacks.write.python.model import FAMILIES, can_be_written, config
 
 
 def why_not_divided(run: RunSpec) -> str | None:
-    """Why no script divides this model in this way; None where one does."""
+    """Why no script can run this model with tensor or context parallelism; None if one can."""
     strategy, model = run.strategy, run.model
     if not isinstance(model, ModelSpec) or model.family not in FAMILIES:
         return "the script divides Llama, Mistral, Qwen2 and Qwen3 only; use shardwise train"
@@ -20,7 +20,7 @@ def why_not_divided(run: RunSpec) -> str | None:
 
 
 def _other_attention(run: RunSpec, model: ModelSpec) -> str | None:
-    """What the attention of the script does not do."""
+    """A reason if the model needs attention that the script lacks; or None."""
     config = config_of(model)
     window = config.get("sliding_window") if model.family == "mistral" else None
     slides = isinstance(window, int) and window <= run.job.seq_len
@@ -32,7 +32,7 @@ def _other_attention(run: RunSpec, model: ModelSpec) -> str | None:
 
 
 def _uneven(run: RunSpec, model: ModelSpec) -> str | None:
-    """What cannot be divided evenly."""
+    """A reason if a size of the model is not a multiple of its degree; or None."""
     strategy = run.strategy
     for size, name in ((model.vocab, "vocabulary"), (model.ffn, "width of the MLP")):
         if size % strategy.tensor:

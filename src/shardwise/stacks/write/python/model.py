@@ -1,4 +1,4 @@
-"""The model of a script: what builds it, and its settings."""
+"""The model of a script: how it is built, and its settings."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from shardwise.stacks.write.python.settings import train_of
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu"}
-# Defaults of transformers in these families.
+# Defaults of transformers for these families.
 ROPE_THETA, NORM_EPSILON, INITIAL_STD = 10000.0, 1e-6, 0.02
 
 
 def config_of(model: ModelSpec) -> Mapping[str, object]:
-    """The config.json from which transformers builds the model."""
+    """The config.json that describes the model to transformers, as a dictionary."""
     if model.config is None:
         return to_config(model)
     return config_table(Path(model.config))
 
 
 def can_be_written(run: RunSpec) -> bool:
-    """Whether the program has this model, in torch alone."""
+    """Whether the program contains this model, in torch only."""
     model = run.model
     if not isinstance(model, ModelSpec) or model.family not in FAMILIES or model.pretrained:
         return False
@@ -57,19 +57,19 @@ def _scales_rope(config: Mapping[str, object]) -> bool:
 
 
 def builder_of(run: RunSpec) -> str:
-    """What builds the model: the script itself, transformers, or the user's factory."""
+    """What builds the model: "written" (the script), "transformers" or "factory" (user code)."""
     if isinstance(run.model, ModuleRef):
         return "factory"
     return "written" if can_be_written(run) else "transformers"
 
 
 def fills(run: RunSpec) -> bool:
-    """Whether weights of a model that other code builds are initialised unit by unit."""
+    """Whether a model from transformers or user code is initialised by the script, unit by unit."""
     return train_of(run).meta_init and not getattr(run.model, "pretrained", False)
 
 
 def model_constants(run: RunSpec) -> dict[str, object]:
-    """The sizes of the model, or the configuration from which transformers builds it."""
+    """The sizes of the model, or the configuration that transformers builds it from."""
     model = run.model
     if isinstance(model, ModuleRef):
         return {"VOCAB": None, "CONFIG": None}
@@ -92,12 +92,13 @@ def model_constants(run: RunSpec) -> dict[str, object]:
 
 
 def _activation(config: Mapping[str, object]) -> Code | None:
+    """The activation function as code; None if the script does not have it."""
     name = ACTIVATIONS.get(str(config.get("hidden_act", "silu")))
     return None if name is None else Code(f"nn.functional.{name}")
 
 
 def model_choices(run: RunSpec) -> dict[str, object]:
-    """Which parts the model has, and where its blocks are; None where a search finds them."""
+    """The parts that the model has, and the path of its blocks (None: found by a search)."""
     model = run.model
     if not isinstance(model, ModelSpec):
         absent = ("QKV_BIAS", "OUTPUT_BIAS", "MLP_BIAS", "QK_NORM", "GROUPED", "TIED")

@@ -1,4 +1,4 @@
-"""One script of several modules of a program, with what its last lines need and nothing else."""
+"""Join modules of a program into one script that contains only the code that it runs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from shardwise.stacks.write.python.imports import Import
 
 
 class Module(NamedTuple):
-    """A module's top-level statements, by the names that they define."""
+    """The top-level statements of a module as text, by the names that they define."""
 
     definitions: dict[str, str]
     imports: dict[str, Import]
-    # What it runs when it is started.
+    # The `if __name__ == "__main__"` block.
     main: str
 
 
 class Script(NamedTuple):
-    """The definitions that a script needs, in their order, and the names that they use."""
+    """The definitions that a script needs, in order, with the imports and names that they use."""
 
     definitions: list[str]
     imports: set[Import]
@@ -36,7 +36,7 @@ def read_module(text: str, package: str) -> Module:
     last = 0
     for statement in ast.parse(text).body:
         assert statement.end_lineno is not None
-        # With the comments and decorators above it.
+        # The text includes the comments and decorators above the statement.
         source = _tidy(lines[last : statement.end_lineno])
         last = statement.end_lineno
         if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
@@ -49,6 +49,7 @@ def read_module(text: str, package: str) -> Module:
 
 
 def _imports(statement: ast.Import | ast.ImportFrom, package: str) -> Iterator[Import]:
+    """The imports of a statement, without those from `package` and `__future__`."""
     for name in statement.names:
         if isinstance(statement, ast.Import):
             yield Import(name.name, None, name.asname)
@@ -57,7 +58,7 @@ def _imports(statement: ast.Import | ast.ImportFrom, package: str) -> Iterator[I
 
 
 def _tidy(lines: list[str]) -> str:
-    """Lines with at most one blank line in a row, none first in a block, none at the ends."""
+    """The lines as text with single blank lines, none at the start of a block or at the ends."""
     kept: list[str] = []
     for line in lines:
         if line.strip() or (kept and kept[-1].strip() and not kept[-1].endswith(":")):
@@ -66,7 +67,7 @@ def _tidy(lines: list[str]) -> str:
 
 
 def prune(modules: list[Module]) -> Script:
-    """What the last module runs, and all that this needs of the others."""
+    """The code that the last module runs, and every definition that this code needs."""
     definitions = {name: text for module in modules for name, text in module.definitions.items()}
     home = {name: module for module in modules for name in module.definitions}
     imports: set[Import] = set()
@@ -74,11 +75,12 @@ def prune(modules: list[Module]) -> Script:
     waiting = [(modules[-1].main, modules[-1])]
     while waiting:
         text, module = waiting.pop()
-        for name in global_names(text) - names:
+        used = global_names(text)
+        imports |= {module.imports[name] for name in used & set(module.imports)}
+        for name in used - names:
             names.add(name)
             if name in definitions:
                 waiting.append((definitions[name], home[name]))
-        imports |= {module.imports[name] for name in global_names(text) & set(module.imports)}
     needed = [text for name, text in definitions.items() if name in names]
     return Script([*needed, modules[-1].main], imports, names)
 
@@ -90,6 +92,7 @@ def global_names(text: str) -> set[str]:
 
 
 def _used(table: symtable.SymbolTable) -> Iterator[str]:
+    """The global names that the code of a symbol table uses."""
     outermost = table.get_type() == "module"
     for symbol in table.get_symbols():
         if symbol.is_referenced() and (symbol.is_global() or outermost):
@@ -99,7 +102,7 @@ def _used(table: symtable.SymbolTable) -> Iterator[str]:
 
 
 def _annotations(tree: ast.AST) -> Iterator[str]:
-    """The names in annotations, which not every version of Python counts as used."""
+    """Names in annotations, which not every version of Python counts as used."""
     for node in ast.walk(tree):
         for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
             if annotation is not None:

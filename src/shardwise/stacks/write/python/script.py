@@ -1,4 +1,4 @@
-"""A script of the program in `stacks/program`, for the settings of a run."""
+"""Generate a script from the program in `stacks/program` with the settings of a run."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ from shardwise.stacks.write.python.settings import Constants
 
 _PROGRAM = Path(__file__).parents[2] / "program"
 _PACKAGE = "shardwise.stacks.program"
-# Modules of the program whose place the run's own settings and code take.
+# Modules of the program that the run's own settings and code replace.
 _REPLACED = ("settings", "own_code")
-# What constants and choices name; those of the user's own code come with the run.
+# Imports that constants and choices may need, besides the user's own code.
 _NAMED = (Import("torch"), Import("torch", "nn"), Import("pathlib", "Path"))
 
 
 class Settings(NamedTuple):
-    """What a run sets."""
+    """What a run sets in the program."""
 
-    # At the top of its script, as far as it uses them, by the title of their group.
+    # Constants by the title of their group; those that the script uses are at its top.
     constants: Constants
-    # Decide the code, and are written where they are used.
+    # Settings that select the code; their values are written where they are used.
     choices: Mapping[str, object]
-    # The modules of the user.
+    # Imports of the user's own modules.
     imports: tuple[Import, ...] = ()
 
 
 def write_script(description: str, program: str, settings: Settings) -> str:
-    """The module `program` and those that it imports, as one script for these settings."""
+    """The module `program` and its imports as one script that contains only what the settings need.
+
+    `description` becomes the docstring.
+    """
     shown = {name: value for group in settings.constants.values() for name, value in group.items()}
     inlined = {name: written(value) for name, value in settings.choices.items()}
     known = {**shown, **settings.choices}
@@ -44,7 +47,10 @@ def write_script(description: str, program: str, settings: Settings) -> str:
 
 
 def write_whole_program(description: str, program: str, settings: Settings) -> str:
-    """The same with nothing resolved: all branches, and all settings as constants."""
+    """The module `program` and its imports as one script with every branch.
+
+    All settings are constants at its top.
+    """
     modules = [read_module(text, _PACKAGE) for text in program_texts(program)]
     everything = {**settings.constants, "Choices.": settings.choices}
     return _assemble(description, prune(modules), settings._replace(constants=everything))
@@ -52,7 +58,7 @@ def write_whole_program(description: str, program: str, settings: Settings) -> s
 
 @cache
 def program_texts(program: str) -> tuple[str, ...]:
-    """The texts of the modules of a program, each after those that it imports."""
+    """The texts of the modules of a program, each after the modules that it imports."""
     text = (_PROGRAM / f"{program}.py").read_text(encoding="utf-8")
     found: dict[str, None] = {}
     for statement in ast.parse(text).body:
@@ -64,6 +70,7 @@ def program_texts(program: str) -> tuple[str, ...]:
 
 
 def _assemble(description: str, script: Script, settings: Settings) -> str:
+    """The text of a script: docstring, imports, constants, definitions."""
     groups = {
         title: [constant(name, value) for name, value in group.items() if name in script.names]
         for title, group in settings.constants.items()
@@ -78,5 +85,5 @@ def _assemble(description: str, script: Script, settings: Settings) -> str:
 
 
 def _docstring(text: str) -> str:
-    """Lines between triple quotes, whatever they contain."""
+    """The text as a docstring, with its quotes and backslashes escaped."""
     return '"""' + visible(text).replace("\\", "\\\\").replace('"', '\\"') + '\n"""'

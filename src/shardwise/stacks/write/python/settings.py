@@ -1,4 +1,4 @@
-"""The constants at the top of a script: what a run sets that is a number, a name or a folder."""
+"""The constants at the top of a script: settings of a run that are numbers, names or folders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardwise.spec.train import DataSettings, TrainSettings
 from shardwise.stacks.write.python.constants import Code
 
 OUTPUT = "trained"
-# Those that torch has and the script can name.
+# Optimizers of torch that the script supports.
 OPTIMIZERS = ("adamw", "adam", "momentum", "sgd")
 # Constants by the title of their group.
 Constants = Mapping[str, Mapping[str, object]]
@@ -19,7 +19,10 @@ Constants = Mapping[str, Mapping[str, object]]
 def constants_of(
     run: RunSpec, model: Mapping[str, object], data: Mapping[str, object]
 ) -> Constants:
-    """All constants of a run, `model` and `data` among them; a script shows those that it uses."""
+    """All constants of a run, with `model` and `data`, by the title of their group.
+
+    A script contains only those that it uses.
+    """
     return {
         f"The model: {plain_name(run)}.": model,
         _step_title(run): _step(run),
@@ -36,21 +39,26 @@ def plain_name(run: RunSpec) -> str:
 
 
 def train_of(run: RunSpec) -> TrainSettings:
+    """The section `[train]` of a run, with defaults if it has none."""
     return run.train or TrainSettings()
 
 
 def data_of(run: RunSpec) -> DataSettings:
+    """The section `[data]` of a run, with defaults if it has none."""
     return run.data or DataSettings()
 
 
 def on_cpu(run: RunSpec) -> bool:
-    """Whether the run uses CPUs; a cluster of CPUs means CPUs even if there is a GPU."""
+    """Whether the run uses CPUs: `train.device` is "cpu", or "auto" with a CPU cluster.
+
+    A CPU cluster means CPUs even on a machine with a GPU.
+    """
     kind = train_of(run).device
     return kind == "cpu" or (kind == "auto" and run.cluster.device.is_cpu)
 
 
 def is_fused(run: RunSpec) -> bool:
-    """Whether the optimizer is fused: a flag on the device can cancel its update.
+    """Whether the optimizer is fused, so that a flag on the device can cancel its update.
 
     torch 2.13 has no fused SGD for sharded parameters.
     """
@@ -58,12 +66,14 @@ def is_fused(run: RunSpec) -> bool:
 
 
 def _step_title(run: RunSpec) -> str:
+    """The title of the constants of a step, with its tokens over all processes."""
     tokens = run.job.tokens_per_step(run.strategy)
     processes = run.strategy.devices
     return f"A step: {tokens:,} tokens on {processes} process{'es' if processes > 1 else ''}."
 
 
 def _step(run: RunSpec) -> dict[str, object]:
+    """Constants of the batch: sequence length, micro-batch and accumulation."""
     return {
         "SEQ_LEN": run.job.seq_len,
         "MICRO_BATCH": run.strategy.micro_batch,
@@ -72,6 +82,7 @@ def _step(run: RunSpec) -> dict[str, object]:
 
 
 def _plan(run: RunSpec) -> dict[str, object]:
+    """Constants of the parallel plan."""
     strategy = run.strategy
     return {
         "DEVICE": "cpu" if on_cpu(run) else "cuda",
@@ -90,6 +101,7 @@ def _plan(run: RunSpec) -> dict[str, object]:
 
 
 def _optimizer(run: RunSpec) -> dict[str, object]:
+    """Constants of the optimizer and its schedule."""
     train = train_of(run)
     return {
         "LEARNING_RATE": train.learning_rate,
@@ -104,6 +116,7 @@ def _optimizer(run: RunSpec) -> dict[str, object]:
 
 
 def _rest(run: RunSpec) -> dict[str, object]:
+    """Constants of the loop, the logs and the checkpoints."""
     train = train_of(run)
     return {
         "STEPS": train.steps,

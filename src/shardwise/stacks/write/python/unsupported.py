@@ -19,7 +19,10 @@ def unsupported_by_script(run: RunSpec) -> tuple[str, ...]:
 
 
 def unsupported_by_step(run: RunSpec) -> tuple[str, ...]:
-    """Those of model, data, step and measurement, whichever loop runs the step."""
+    """One sentence for each unsupported setting of the model, data, step and measurement.
+
+    They hold for every training loop around the step.
+    """
     train = train_of(run)
     found = [*_model(run), *_data(run)]
     if run.strategy.split_root:
@@ -38,7 +41,7 @@ def unsupported_by_step(run: RunSpec) -> tuple[str, ...]:
 
 
 def _of_loop(run: RunSpec) -> Iterator[str]:
-    """Those of a loop in plain torch: what is saved, restarted and logged."""
+    """Sentences about the plain torch loop: checkpoints, restarts and logs."""
     train = train_of(run)
     if train.checkpoint.save:
         when = f"every {train.checkpoint.every} steps and" if train.checkpoint.every else "only"
@@ -57,6 +60,7 @@ def _of_loop(run: RunSpec) -> Iterator[str]:
 
 
 def _model(run: RunSpec) -> list[str]:
+    """Sentences about how the model is built and initialised."""
     if isinstance(run.model, ModuleRef):
         return []
     if builder_of(run) == "written":
@@ -70,6 +74,7 @@ def _model(run: RunSpec) -> list[str]:
 
 
 def _data(run: RunSpec) -> list[str]:
+    """Sentences about the data."""
     data = data_of(run)
     if data.source is not None:
         return [

@@ -1,0 +1,1 @@
+"""Start the ranks of a run, watch and restart them; hosts meet."""

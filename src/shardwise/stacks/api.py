@@ -1,0 +1,119 @@
+"""Export a run to another stack, or import that stack's files, from Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Unpack
+
+from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.lookup import Model, find_cluster, find_model
+from shardwise.spec.record import Problems
+from shardwise.spec.run import RunSpec, read_run
+from shardwise.spec.settings import keywords
+from shardwise.stacks.outcomes import Outcome
+from shardwise.stacks.read.imported import Imported
+from shardwise.stacks.read.imports import (
+    ask_for_cluster,
+    import_file,
+    imported_cluster,
+    imported_run,
+    other_size,
+)
+from shardwise.stacks.read.summary import import_summary, imported_toml
+from shardwise.stacks.write.exported import Exported, Target, TargetSettings
+from shardwise.stacks.write.exports import export_run
+
+
+@keywords(TargetSettings)
+def export(run: str | Path | RunSpec, to: str, **target: Unpack[TargetSettings]) -> Exported:
+    """Write a run as a file for another stack, with a list of what the stack cannot express.
+
+    Args:
+        run: A run.toml or RunSpec.
+        to: accelerate, trainer (transformers), trl, axolotl, llama-factory, deepspeed,
+            torchtitan, megatron-bridge, lightning, python, slurm or kubernetes.
+        **target: `file`, the name of the written file in its start command; of a scheduler also
+            `partition`, `account`, `time`, `environment`, `setup`, `spares` and `image`.
+
+    Raises:
+        SpecError: The run is invalid, or the stack cannot train it at all.
+
+    Examples:
+        >>> written = shardwise.export("run.toml", "accelerate")
+        >>> written.text, written.unsupported, written.command
+    """
+    described = run if isinstance(run, RunSpec) else read_run(Path(run))
+    return export_run(described.resolved(), to, Target(**target))
+
+
+@dataclass(frozen=True)
+class ImportedFile:
+    """A file of another stack, read as a run or as sections of one."""
+
+    name: str
+    imported: Imported
+    # None if the model or the cluster is unknown.
+    run: RunSpec | None
+    # One sentence for each of model and cluster that must still be given to get a run.
+    missing: tuple[str, ...]
+
+    @property
+    def toml(self) -> str:
+        """The run.toml as text, headed by the summary as comments.
+
+        Without a run, only the sections that the file determines.
+        """
+        return imported_toml(self.imported, self.name, self.run)
+
+    @property
+    def summary(self) -> list[str]:
+        """One sentence per line: what was read, then what is not supported."""
+        return import_summary(self.imported, self.name)
+
+    def __repr__(self) -> str:
+        counts = f"{len(self.imported.notes)} settings, {len(self.imported.unsupported)} lost"
+        return f"ImportedFile({self.name!r}, {self.imported.what}: {counts})"
+
+
+def import_(
+    file: str | Path,
+    model: str | Model | None = None,
+    cluster: str | ClusterSpec | None = None,
+) -> ImportedFile:
+    """Read another stack's settings as a run. Scripts are read, never run.
+
+    Args:
+        file: A YAML of accelerate, TRL, axolotl or LLaMA-Factory, a DeepSpeed JSON,
+            TrainingArguments or SFTConfig (JSON, YAML or script), or a Python script with FSDP or
+            DDP.
+        model: As in `estimate`. Without it, or without a cluster, there is no run, only
+            sections.
+        cluster: As in `estimate`. Default: that of the file, if the file determines it (only one
+            for CPUs with a number of processes does).
+
+    Raises:
+        SpecError: The file cannot be read, or what it says is invalid; lists every problem.
+
+    Examples:
+        >>> found = shardwise.import_("accelerate.yaml", "llama-3-8b", "8xH100-SXM")
+        >>> found.run, found.imported.unsupported
+    """
+    path = Path(file)
+    imported = import_file(path)
+    where = cluster or imported_cluster(imported)
+    missing = [] if model else ["model: the file does not name it; give --model, such as gpt2"]
+    missing += [] if where else [ask_for_cluster(imported)]
+    problems = Problems()
+    chosen_model = chosen_cluster = run = None
+    with problems.collect():
+        chosen_model = find_model(model) if isinstance(model, str) else model
+    with problems.collect():
+        chosen_cluster = find_cluster(where) if isinstance(where, str) else where
+    problems.raise_if_any()
+    if chosen_model is not None and chosen_cluster is not None:
+        run = imported_run(imported, chosen_model, chosen_cluster)
+    difference = other_size(imported, chosen_cluster) if chosen_cluster is not None else None
+    if difference is not None:
+        imported = imported._replace(outcomes=(*imported.outcomes, Outcome("lost", why=difference)))
+    return ImportedFile(path.name, imported, run, tuple(missing))

@@ -1,1 +1,0 @@
-"""The trainer: one readable loop on PyTorch, with launching, recovery and measurement."""

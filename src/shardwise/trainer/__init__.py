@@ -1,0 +1,1 @@
+"""The trainer: the loop, its data, its checkpoints, its measurement."""

@@ -1,0 +1,63 @@
+"""Checks of a run that need no torch, so that an invalid run fails before processes launch."""
+
+from __future__ import annotations
+
+from shardwise.spec.record import SpecError
+from shardwise.spec.run import RunSpec, check_loss
+from shardwise.spec.train import TrainSettings
+from shardwise.trainer.data.tokenize import find_files
+from shardwise.trainer.replicas.group import one_group, replica_group
+
+
+def admit(run: RunSpec, processes: int, per_node: int) -> None:
+    """Raise SpecError if `processes` processes cannot train the run.
+
+    Checks the strategy's degrees, the loss, the batch and the sequence length, and that the data
+    files exist. `per_node` is the number of processes on one machine.
+    """
+    replica_group(run)
+    run = one_group(run)
+    strategy = run.strategy.resolve(processes, per_node)
+    check_loss(run)
+    check_batch(run._replace(strategy=strategy))
+    check_sequence(run._replace(strategy=strategy))
+    if run.data is not None and run.data.path:
+        find_files(run.data.path)
+
+
+def check_batch(run: RunSpec) -> None:
+    """Raise SpecError unless the global batch is a multiple of all ranks' micro-batches."""
+    wanted = run.job.global_batch
+    unit = run.job.seq_len * run.strategy.micro_batch * run.strategy.data_parallel
+    if wanted is not None and wanted % unit:
+        near = max(1, round(wanted / unit)) * unit
+        counted = "processes" if run.strategy.mesh.inner == 1 else "data-parallel groups"
+        raise SpecError(
+            f"job.global_batch: {wanted:,} tokens is not a multiple of {unit:,} "
+            f"(micro-batch {run.strategy.micro_batch} × {run.job.seq_len:,} tokens × "
+            f"{run.strategy.data_parallel} {counted}); the nearest multiple is {near:,}"
+        )
+
+
+def check_sequence(run: RunSpec) -> None:
+    """Raise SpecError unless the context and tensor degrees divide the sequence length evenly."""
+    strategy = run.strategy
+    tensor = strategy.tensor if strategy.sequence_parallel else 1
+    # Ring attention gives each process two pieces, one from either end, for equal work.
+    pieces = 2 if strategy.context > 1 and strategy.context_method == "ring" else 1
+    parts = pieces * strategy.context * tensor
+    if run.job.seq_len % parts:
+        by = [f"{axis} {n}" for axis, n in (("context", strategy.context), ("tensor", tensor))
+              if n > 1]  # fmt: skip
+        near = max(1, round(run.job.seq_len / parts)) * parts
+        raise SpecError(
+            f"job.seq_len: {run.job.seq_len:,} is not a multiple of {parts}, by which "
+            f"{' x '.join(by)} divides sequences; the nearest multiple is {near:,}"
+        )
+
+
+def device_kind(run: RunSpec, settings: TrainSettings) -> str:
+    """The device type to train on: train.device, but "cpu" for "auto" on a cluster of CPUs."""
+    if settings.device == "auto" and run.cluster.device.is_cpu:
+        return "cpu"
+    return settings.device

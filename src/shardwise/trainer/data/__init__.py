@@ -1,0 +1,1 @@
+"""From texts and shards to the batches of a step."""

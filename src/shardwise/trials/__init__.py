@@ -1,0 +1,1 @@
+"""Short real trainings, each of which answers one question."""

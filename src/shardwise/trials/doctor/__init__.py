@@ -1,0 +1,1 @@
+"""Check a run in miniature before it costs anything."""
