@@ -56,8 +56,9 @@ from shardwise.step.notebook import register_renderer
 if TYPE_CHECKING:
     from shardwise.engine.api import micro_batch, parallelize
     from shardwise.observe.analysis import Trace as Trace
-    from shardwise.observe.api import memory, trace
+    from shardwise.observe.api import trace
     from shardwise.observe.memory.analysis import MemoryAnalysis as MemoryAnalysis
+    from shardwise.observe.memory.api import memory
     from shardwise.planning.api import estimate, plan, whatif
     from shardwise.planning.money import Budget as Budget
     from shardwise.planning.plan import Plan as Plan
@@ -115,7 +116,7 @@ _HOMES = {
     "export": "shardwise.stacks.api.export",
     "import_": "shardwise.stacks.api.import_",
     "trace": "shardwise.observe.api.trace",
-    "memory": "shardwise.observe.api.memory",
+    "memory": "shardwise.observe.memory.api.memory",
     "parallelize": "shardwise.engine.api.parallelize",
     "micro_batch": "shardwise.engine.api.micro_batch",
     "Plan": "shardwise.planning.plan.Plan",

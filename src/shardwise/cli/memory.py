@@ -30,7 +30,7 @@ def memory(
     as_json: JsonOption = False,
 ) -> None:
     """Analyse memory snapshots: peak, owners, leaks, fragmentation."""
-    from shardwise.observe.api import memory as analyse
+    from shardwise.observe.memory.api import memory as analyse
     from shardwise.report.memory import print_memory
 
     found = analyse(*files, device=device, capacity=capacity, headroom=headroom)
