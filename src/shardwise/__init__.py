@@ -70,8 +70,9 @@ if TYPE_CHECKING:
     from shardwise.spec.run import RunSpec as RunSpec
     from shardwise.spec.run import read_run, write_run
     from shardwise.spec.strategy import Strategy as Strategy
-    from shardwise.stacks.api import ImportedFile as ImportedFile
-    from shardwise.stacks.api import export, import_
+    from shardwise.stacks.read.api import ImportedFile as ImportedFile
+    from shardwise.stacks.read.api import import_
+    from shardwise.stacks.write.api import export
     from shardwise.stacks.write.exported import Exported as Exported
     from shardwise.step.comparison import Comparison as Comparison
     from shardwise.step.comparison import compare
@@ -113,8 +114,8 @@ _HOMES = {
     "write_run": "shardwise.spec.run.write_run",
     "train": "shardwise.trainer.api.train",
     "doctor": "shardwise.trials.doctor.api.doctor",
-    "export": "shardwise.stacks.api.export",
-    "import_": "shardwise.stacks.api.import_",
+    "export": "shardwise.stacks.write.api.export",
+    "import_": "shardwise.stacks.read.api.import_",
     "trace": "shardwise.observe.api.trace",
     "memory": "shardwise.observe.memory.api.memory",
     "parallelize": "shardwise.engine.api.parallelize",
@@ -125,7 +126,7 @@ _HOMES = {
     "StepProfile": "shardwise.step.profile.StepProfile",
     "Comparison": "shardwise.step.comparison.Comparison",
     "Exported": "shardwise.stacks.write.exported.Exported",
-    "ImportedFile": "shardwise.stacks.api.ImportedFile",
+    "ImportedFile": "shardwise.stacks.read.api.ImportedFile",
     "TrainedRun": "shardwise.trainer.api.TrainedRun",
     "Diagnosis": "shardwise.trials.doctor.api.Diagnosis",
     "Trace": "shardwise.observe.analysis.Trace",

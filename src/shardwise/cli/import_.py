@@ -34,7 +34,7 @@ def import_(
     Without --model and --cluster, only the sections that the file settles are printed.
     """
     from shardwise.spec.record import SpecError
-    from shardwise.stacks.api import import_ as read
+    from shardwise.stacks.read.api import import_ as read
 
     if output is not None:
         check_output(output, suffix=".toml")

@@ -1,16 +1,14 @@
-"""Export a run to another stack, or import that stack's files, from Python."""
+"""Read a file of another stack as a run, from Python."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack
 
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.lookup import Model, find_cluster, find_model
 from shardwise.spec.record import Problems
-from shardwise.spec.run import RunSpec, read_run
-from shardwise.spec.settings import keywords
+from shardwise.spec.run import RunSpec
 from shardwise.stacks.outcomes import Outcome
 from shardwise.stacks.read.imported import Imported
 from shardwise.stacks.read.imports import (
@@ -21,30 +19,6 @@ from shardwise.stacks.read.imports import (
     other_size,
 )
 from shardwise.stacks.read.summary import import_summary, imported_toml
-from shardwise.stacks.write.exported import Exported, Target, TargetSettings
-from shardwise.stacks.write.exports import export_run
-
-
-@keywords(TargetSettings)
-def export(run: str | Path | RunSpec, to: str, **target: Unpack[TargetSettings]) -> Exported:
-    """Write a run as a file for another stack, with a list of what the stack cannot express.
-
-    Args:
-        run: A run.toml or RunSpec.
-        to: accelerate, trainer (transformers), trl, axolotl, llama-factory, deepspeed,
-            torchtitan, megatron-bridge, lightning, python, slurm or kubernetes.
-        **target: `file`, the name of the written file in its start command; of a scheduler also
-            `partition`, `account`, `time`, `environment`, `setup`, `spares` and `image`.
-
-    Raises:
-        SpecError: The run is invalid, or the stack cannot train it at all.
-
-    Examples:
-        >>> written = shardwise.export("run.toml", "accelerate")
-        >>> written.text, written.unsupported, written.command
-    """
-    described = run if isinstance(run, RunSpec) else read_run(Path(run))
-    return export_run(described.resolved(), to, Target(**target))
 
 
 @dataclass(frozen=True)
