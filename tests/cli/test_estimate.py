@@ -216,8 +216,8 @@ def test_every_problem_is_one_line_and_no_traceback() -> None:
             "did you mean 'full'",
         ),
         (
-            ["--model", "meta-llama/Meta-Llama-3-8B", "--cluster", "8xH100-SXM"],
-            "names on a hub are not looked up",
+            ["--model", "meta-llama/Meta-Llama-3-8B/config.json", "--cluster", "8xH100-SXM"],
+            "no file or folder",
         ),
         (
             ["--model", "llama-3-8b", "--cluster", "8xH100-SXM", "--global-batch", "10"],

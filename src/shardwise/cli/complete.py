@@ -15,10 +15,12 @@ def words(*known: str) -> Callable[[str], list[str]]:
 
 
 def models(incomplete: str) -> list[str]:
-    """Names of models that begin with `incomplete`."""
+    """Names of models that begin with `incomplete`; those on the hub once it has a slash."""
     from shardwise.spec import catalogue
 
-    return _that_begin(catalogue.model_names(), incomplete)
+    presets = catalogue.model_names()
+    on_hub = [name for preset in presets for name in catalogue.hub_names(preset)]
+    return _that_begin(on_hub if "/" in incomplete else presets, incomplete)
 
 
 def clusters(incomplete: str) -> list[str]:

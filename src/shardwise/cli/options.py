@@ -26,8 +26,8 @@ ModelOption = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="Preset (shardwise catalog models), config.json or its folder, or a factory such as "
-        "mymodels:make. Default: the run.toml's.",
+        help="Hub name such as Qwen/Qwen3-8B, preset (shardwise catalog models), config.json "
+        "or its folder, or a factory such as mymodels:make. Default: the run.toml's.",
         autocompletion=complete.models,
     ),
 ]

@@ -20,6 +20,7 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 from shardwise.launch.environment import PARENT, signal_of_end
+from shardwise.spec.hub import stay_offline
 
 START_METHOD = "forkserver"
 # A scheduler sends these to all processes of a job. The launcher and the ranks handle them; the
@@ -41,8 +42,8 @@ def import_once(*, transformers: bool) -> dict[str, str]:
     # Torch then counts GPUs without a context, which could not be used after a fork.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if transformers:
-        # transformers reads this when it is imported, see shardwise.pytorch.build.
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        # transformers reads a variable when it is imported, see shardwise.pytorch.build.
+        stay_offline()
     imported = [*IMPORTED_ONCE, *(OF_TRANSFORMERS if transformers else [])]
     multiprocessing.set_forkserver_preload([*imported, "shardwise.launch.fork_server"])
     # One by one: Python itself unblocks SIGTERM once its resource tracker runs.

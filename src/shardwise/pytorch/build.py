@@ -13,6 +13,7 @@ from torch import nn
 
 from shardwise.pytorch.adapted import adapt
 from shardwise.pytorch.quiet_libraries import quiet_imports, silence_transformers
+from shardwise.spec.hub import stay_offline
 from shardwise.spec.huggingface import config_table, to_config
 from shardwise.spec.lookup import Model, ModuleRef, config_folder
 from shardwise.spec.record import SpecError
@@ -62,8 +63,7 @@ def _from_factory(factory: str) -> nn.Module:
 
 def _from_transformers(model: Any) -> nn.Module:
     """The model that transformers builds from a config, with random weights."""
-    # Never download: a run.toml names all files that a run needs.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    stay_offline()
     try:
         from transformers import AutoConfig, AutoModelForCausalLM
     except ModuleNotFoundError:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shardwise.spec.families import FAMILIES
+from shardwise.spec.hub import LARGEST_CONFIG_BYTES, folder_name
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.read_file import read_json
 from shardwise.spec.record import SpecError, SpecWarning, did_you_mean
@@ -88,7 +89,6 @@ _REFUSED = {
     ("qwen3_moe", "mlp_only_layers"): [],
     ("qwen3_moe", "decoder_sparse_step"): 1,
 }
-_LARGEST_CONFIG_BYTES = 16 * 2**20
 
 
 class UnknownFamilyError(SpecError):
@@ -98,7 +98,7 @@ class UnknownFamilyError(SpecError):
 def read_config(path: Path) -> ModelSpec:
     """The model described by a `config.json` or by the folder that holds one."""
     table = config_table(path)
-    model = from_config(table, name=_config_file(path).parent.resolve().name)
+    model = from_config(table, name=folder_name(_config_file(path).parent.resolve()))
     warn_of_unused(table)
     return model
 
@@ -155,7 +155,7 @@ def config_table(path: Path) -> dict[str, object]:
     """All keys of a `config.json`, unchanged; `path` is the file or its folder."""
     file = _config_file(path)
     # Read as transformers does, which writes infinities.
-    config = read_json(file, "model", _LARGEST_CONFIG_BYTES, twice=True, nan=True)
+    config = read_json(file, "model", LARGEST_CONFIG_BYTES, twice=True, nan=True)
     if not isinstance(config, dict):
         raise SpecError(f"model: {file} holds no JSON object")
     return config

@@ -11,6 +11,7 @@ from shardwise.spec import catalogue
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.cluster import ClusterSpec, parse_cluster
 from shardwise.spec.code_name import CodeName
+from shardwise.spec.hub import download_config, folder_name, hub_name
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.read_file import read_toml
 from shardwise.spec.record import Record, SpecError, did_you_mean
@@ -40,8 +41,8 @@ class ConfigRef(Record):
 
     @property
     def name(self) -> str:
-        """The name of the folder that has the configuration."""
-        return config_folder(Path(self.config).resolve()).name
+        """The name of the folder that has the configuration, or of its model on a hub."""
+        return folder_name(config_folder(Path(self.config).resolve()))
 
 
 Model = ModelSpec | ModuleRef | ConfigRef
@@ -54,27 +55,27 @@ def config_folder(config: str | Path) -> Path:
 
 
 def find_model(text: str, base: Path | None = None) -> Model:
-    """Find a model by preset name, Hugging Face path, or `package.module:factory`.
+    """Find a model by preset name, Hugging Face path, name on a hub, or `package.module:factory`.
 
-    A path is a `config.json` or its folder, relative to `base`. Raises SpecError if there is no
-    such model.
+    A path is a `config.json` or its folder, relative to `base`; it wins over a name on a hub. A
+    preset that has that name wins over the hub, unless a revision is given. Raises SpecError if
+    there is no such model.
     """
-    path = (base or Path()) / text
     if _FACTORY.fullmatch(text):
         return ModuleRef.read({"factory": text}, where="model")
-    if text and _exists(path):
+    is_path = text.endswith(".json") or "/" in text or "\\" in text
+    if (text and _exists((base or Path()) / text)) or (
+        is_path and text.lower() not in catalogue.hub_presets()
+    ):
         return find_config(text, base)
-    if text.endswith(".json") or "/" in text or "\\" in text:
-        near = did_you_mean(text[:200], catalogue.model_names())
-        raise SpecError(
-            f"model: no file or folder {text[:200]!r}; names on a hub are not looked up, so give a "
-            f"local folder or config.json, or a preset of 'shardwise catalog models'{near}"
-        )
     return catalogue.model(text)
 
 
 def find_config(text: str, base: Path | None = None) -> ModelSpec | ConfigRef:
-    """Read a Hugging Face configuration: a ModelSpec if formulas exist, else a ConfigRef."""
+    """Read a Hugging Face configuration: a ModelSpec if formulas exist, else a ConfigRef.
+
+    `text` is a `config.json` or its folder, relative to `base`, or else a name on a hub.
+    """
     from shardwise.spec.huggingface import (
         UnknownFamilyError,
         config_table,
@@ -83,12 +84,27 @@ def find_config(text: str, base: Path | None = None) -> ModelSpec | ConfigRef:
     )
 
     # Absolute, so that a copy of the run.toml in another folder finds the file too.
-    path = ((base or Path()) / text).resolve()
+    path = _config_path(text, base)
     try:
         return read_config(path).but(config=str(path))
     except UnknownFamilyError:
         warn_of_unused(config_table(path))
         return ConfigRef(config=str(path))
+
+
+def _config_path(text: str, base: Path | None) -> Path:
+    """The absolute path of a configuration, from a path relative to `base` or a name on a hub."""
+    path = (base or Path()) / text
+    if _exists(path):
+        return path.resolve()
+    name = hub_name(text)
+    near = did_you_mean(name.model if name else text[:200], catalogue.model_names())
+    if name is not None:
+        return download_config(name, near).resolve()
+    raise SpecError(
+        f"model: no file or folder {text[:200]!r}; give a folder with its config.json, a name on a "
+        f"hub such as Qwen/Qwen3-8B, or a preset of 'shardwise catalog models'{near}"
+    )
 
 
 def find_cluster(text: str, base: Path | None = None) -> ClusterSpec:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shardwise.spec.adapter import Adapter, read_adapter
 from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.hub import hub_name
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import ON_DISK, Lookup, Model
 from shardwise.spec.record import Problems, SpecError
@@ -140,11 +141,18 @@ def read_base(run: str | Path | RunSpec | None, named: Mapping[str, object]) -> 
         return run
     # Paths are relative to the caller's folder, not to that of the run.toml.
     sections = {
-        name: str(Path(value).resolve()) if "/" in value or value.endswith(".toml") else value
+        name: str(Path(value).resolve()) if _is_path(value) else value
         for name, value in named.items()
         if isinstance(value, str)
     }
     return read_run(Path(run), sections)
+
+
+def _is_path(text: str) -> bool:
+    """Whether the text of a model or a cluster is a path; a name on a hub is one if it exists."""
+    if hub_name(text) is not None:
+        return Path(text).exists()
+    return "/" in text or text.endswith(".toml")
 
 
 def _strategy_fields(

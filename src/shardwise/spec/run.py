@@ -10,6 +10,7 @@ from shardwise.spec import catalogue
 from shardwise.spec.adapter import Adapter, read_adapter
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.foreign_text import cut
+from shardwise.spec.hub import check_weights
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import (
     ConfigRef,
@@ -199,6 +200,8 @@ def _model(section: object, base: Path | None) -> Model:
     if starts[0] == "pretrained" and table:
         raise SpecError(f"model: pretrained weights fix its sizes; leave out {', '.join(table)}")
     named = catalogue.model(start) if starts[0] == "preset" else find_config(start, base)
+    if starts[0] == "pretrained":
+        check_weights(Path(str(named.config)))
     return _changed(named, table, pretrained=starts[0] == "pretrained")
 
 

@@ -24,16 +24,28 @@ def model_names() -> list[str]:
     return list(sections("models.toml"))
 
 
+@cache
+def hub_presets() -> Mapping[str, str]:
+    """The presets by the lower-case names under which a hub has models of their sizes."""
+    return {hub.lower(): name for name in model_names() for hub in hub_names(name)}
+
+
+def hub_names(preset: str) -> list[str]:
+    """The names under which a hub has models of a preset's sizes; may be empty."""
+    names: list[str] = entry("models.toml", preset).get("hub", [])
+    return names
+
+
 def model(name: str) -> ModelSpec:
-    """The model preset called `name` (case does not matter); SpecError if there is none."""
+    """The model preset called `name`, or so on a hub (case does not matter); else SpecError."""
     folded = {known.lower(): known for known in model_names()}
-    known = folded.get(name.lower())
+    known = hub_presets().get(name.lower()) if "/" in name else folded.get(name.lower())
     if known is None:
         hint = did_you_mean(name, model_names()) or (
             "; give a folder with its config.json, or a name of 'shardwise catalog models'"
         )
         raise SpecError(f"model: unknown model {name[:60]!r}{hint}")
-    fields = entry("models.toml", known)
+    fields = {key: value for key, value in entry("models.toml", known).items() if key != "hub"}
     return ModelSpec.read({"name": known, **fields}, where=f"models.toml: {known}")
 
 

@@ -5,7 +5,6 @@ A tokenizer's own chat template is used if its folder has one; otherwise a plain
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pytorch.quiet_libraries import quiet_imports, silence_transformers
+from shardwise.spec.hub import stay_offline
 from shardwise.spec.read_file import read_json
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import DataSettings
@@ -81,8 +81,7 @@ class TokenizerTemplate:
     """The chat template of a tokenizer's folder, rendered by transformers."""
 
     def __init__(self, folder: Path) -> None:
-        # Never download: a run.toml names all files that a run needs.
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        stay_offline()
         try:
             from transformers import AutoTokenizer
         except ModuleNotFoundError:
