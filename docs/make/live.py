@@ -27,5 +27,5 @@ def live_form() -> str:
         f'<label>Device<select name="device">{devices}</select></label>'
         '<button class="md-button md-button--primary">Plan it here</button></form>'
         '<p class="fine">The whole planner, in your browser: 12 MB once, and nothing you type '
-        "leaves it.</p></div>"
+        "leaves it, except the name of a model that is looked up on the hub.</p></div>"
     )

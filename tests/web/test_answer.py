@@ -123,6 +123,42 @@ def test_a_pasted_configuration_is_the_file(tmp_path: Path) -> None:
     assert found["json"] + "\n" == printed.stdout
 
 
+def test_a_model_of_a_hub_has_its_name_and_its_configuration(tmp_path: Path) -> None:
+    """The browser has fetched it; its name is kept, for the command."""
+    (tmp_path / "Small-1B").mkdir()
+    (tmp_path / "Small-1B" / "config.json").write_text(json.dumps(CONFIG))
+    question = {"model": "acme/Small-1B@v2", "cluster": "8xH100-SXM"}
+    found = ask(ask="plan", config=json.dumps(CONFIG), **question)
+    words = ["--model", "Small-1B", "--cluster", "8xH100-SXM", "--json"]
+    # A path, though it has no slash: it is there.
+    printed = json.loads(shardwise("plan", *words, folder=tmp_path).stdout)
+    assert json.loads(found["json"])["layouts"] == printed["layouts"]
+    assert "--model acme/Small-1B@v2 " in found["command"]
+    assert '"Small-1B"' in found["run"]
+    preset = ask(ask="estimate", model="Qwen/Qwen3-8B", cluster="8xH100-SXM")
+    assert (
+        preset["figures"] == ask(ask="estimate", model="qwen3-8b", cluster="8xH100-SXM")["figures"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "config"),
+    [
+        ("acme/Small-1B", None),
+        ("acme/Small-1B", "<html>log in</html>"),
+        ("acme/Small-1B", "[1]"),
+        ("acme/Small-1B", '{"a": ' * 20_000),
+        ("acme/Small-1B", '{"model_type": "llama"}'),
+        ("../etc/passwd", json.dumps(CONFIG)),
+        (None, json.dumps(CONFIG)),
+    ],
+)
+def test_a_model_of_a_hub_is_checked_as_a_pasted_one(model: str, config: str | None) -> None:
+    found = ask(ask="plan", model=model, config=config, cluster="8xH100-SXM")
+    assert found["exit_code"] == 2
+    assert found["problems"]
+
+
 def test_every_problem_is_told_in_the_words_of_the_command_line() -> None:
     asked = {"model": "llama-3-70x", "cluster": "8xH100-SXN", "seq_len": "x"}
     found = ask(ask="plan", **asked)

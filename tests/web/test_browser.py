@@ -28,7 +28,10 @@ from benchmarks.planner.browser import (
     Watched,
     file_server,
 )
+from shardwise.spec import catalogue
+from shardwise.spec.huggingface import to_config
 from tests.command import shardwise
+from tests.hub import Shared, serving_hub
 from tests.web.browser import axe_script, built_planner
 from tests.web.test_serve import serving
 
@@ -164,6 +167,70 @@ def native(browser: Any, width: int = 1440) -> Iterator[Watched]:
         watched.open(f"#token={server.token}&nodes=4")
         yield watched
         assert server.token not in watched.page.url
+        context.close()
+
+
+# Of models whose config.json a page does not get, what a sentence about it says.
+NOT_GIVEN = {
+    "acme/gated": "licence",
+    "acme/missing": "no model",
+    "acme/Small-1B@v3": "no revision v3",
+    "acme/weights": "no config.json",
+    "acme/huge": "too large",
+    "acme/endless": "too large",
+    "acme/text": "JSON",
+    "acme/list": "JSON",
+    "acme/deep": "JSON",
+    "acme/kind": "red",
+}
+
+
+def hub_models() -> dict[str, Shared]:
+    """Models of a hub, of which only the first can be planned."""
+    config = to_config(catalogue.model("llama-3.2-1b"))
+    known = json.dumps(config).encode()
+    return {
+        "acme/Small-1B": Shared({"main": known}),
+        "acme/gated": Shared({"main": known}, gated=True),
+        "acme/weights": Shared({"main": b""}),
+        "acme/huge": Shared({"main": known}, told=2**40, endless=True),
+        "acme/endless": Shared({"main": b" " * 2**16}, told=None, endless=True),
+        "acme/text": Shared({"main": b"<html>log in</html>"}),
+        "acme/list": Shared({"main": b"[1]"}),
+        "acme/deep": Shared({"main": b'{"a": ' * 20_000}),
+        "acme/kind": Shared({"main": b'{"model_type": "<b>red</b>"}'}),
+    }
+
+
+def test_a_model_is_looked_up_on_the_hub_by_the_browser(browser: Any) -> None:
+    with serving_hub(hub_models()) as hub, serving(HF_ENDPOINT=hub.address) as server:
+        context = browser.new_context()
+        watched = Watched(context, f"http://127.0.0.1:{server.port}/")
+        page = watched.page
+        page.unroute("**/*")
+        # A preset of that name is not looked up.
+        watched.open(f"#token={server.token}&model=Qwen/Qwen3-8B&nodes=4")
+        page.locator("#about", has_text="qwen3-8b").wait_for(timeout=60_000)
+        assert hub.asked == []
+        page.fill("#model", "acme/Small-1B")
+        page.locator("#about", has_text="Small-1B").wait_for(timeout=60_000)
+        watched.answered()
+        page.get_by_role("tab", name="command").click()
+        assert "--model acme/Small-1B " in page.inner_text("#run pre")
+        for name, told in NOT_GIVEN.items():
+            page.fill("#model", name)
+            page.locator("#problems", has_text=told).wait_for(timeout=60_000)
+            page.fill("#model", "acme/Small-1B")
+            page.wait_for_function("() => document.querySelector('#problems').innerText === ''")
+        assert page.locator("#problems b").count() == 0
+        # What was fetched once is kept.
+        files = [asked.path for asked in hub.asked if "Small-1B" in asked.path]
+        assert len([path for path in files if "resolve/main" in path]) == 1
+        assert {asked.token for asked in hub.asked} == {""}
+        # Another host is out of reach of the page.
+        hub.models["acme/elsewhere"] = Shared({"main": b"{}"}, elsewhere="http://localhost:9")
+        page.fill("#model", "acme/elsewhere")
+        page.locator("#problems", has_text="cannot be looked up").wait_for(timeout=60_000)
         context.close()
 
 

@@ -16,7 +16,10 @@ from typing import IO, Any, NamedTuple
 
 import pytest
 
+from shardwise.spec.record import SpecError
+from shardwise.web.site import page_files
 from tests.command import COMMAND, environment
+from tests.hub import serving_hub
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 QUESTION = {"ask": "estimate", "model": "llama-3-8b", "cluster": "8xH100-SXM"}
@@ -56,13 +59,13 @@ class Server(NamedTuple):
 
 @contextmanager
 def serving(
-    *words: str, folder: Path | None = None, stderr: IO[str] | None = None
+    *words: str, folder: Path | None = None, stderr: IO[str] | None = None, **variables: str
 ) -> Iterator[Server]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = subprocess.Popen(
         [*COMMAND, "serve", *words, "--port", str(port)],
-        env=environment(),
+        env=environment(**variables),
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=stderr,
@@ -116,6 +119,26 @@ def test_it_answers_its_page_and_its_questions(server: Server) -> None:
     assert status == 200
     assert found["problems"] == []
     assert json.loads(found["json"])["time"]["step_s"] > 0
+
+
+def test_the_page_may_ask_one_hub_and_the_server_asks_none(server: Server) -> None:
+    _, _, page = server.request("GET", "/")
+    policy = page.decode().partition('Security-Policy" content="')[2].partition('"')[0]
+    rules = {rule.split()[0]: rule.split()[1:] for rule in policy.split(";")}
+    assert rules["connect-src"] == ["'self'", "https://huggingface.co"]
+    with serving_hub() as hub:
+        with serving(HF_ENDPOINT=f"{hub.address}/") as other:
+            _, _, page = other.request("GET", "/")
+            assert f"connect-src 'self' {hub.address} ;" in page.decode()
+            status, found = other.ask({**QUESTION, "model": "acme/Small-1B"})
+        assert (status, len(found["problems"])) == (200, 1)
+        assert hub.asked == []
+
+
+@pytest.mark.parametrize("hub", ["https://a.b; script-src *", 'https://a"b', "file:///etc", "a.b"])
+def test_what_is_no_address_of_a_hub_reaches_no_page(hub: str) -> None:
+    with pytest.raises(SpecError, match="HF_ENDPOINT"):
+        page_files("server", hub=hub)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ def serve(
     try:
         from shardwise.web.listen import run_server
         from shardwise.web.serve import LOOPBACK, make_app
+        from shardwise.web.site import HUB
         from shardwise.web.workers import Workers
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "h11"):
@@ -56,7 +57,7 @@ def serve(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     token = secrets.token_urlsafe(24)
     workers = Workers(max(1, min(4, os.cpu_count() or 1)), LIMIT_S)
-    app = make_app(port, token, runs, workers)
+    app = make_app(port, token, runs, workers, os.environ.get("HF_ENDPOINT") or HUB)
     echo(f"Planner: http://{LOOPBACK}:{port}/#token={token}")
     echo("Stop it with Ctrl-C.", err=True)
     with listening, suppress(KeyboardInterrupt):

@@ -21,8 +21,10 @@ from shardwise.spec.record import SpecError
 # Most bytes of a config.json.
 LARGEST_CONFIG_BYTES = 16 * 2**20
 _FILE = "config.json"
-_PART = r"[A-Za-z0-9](?:[\w.-]*\w)?"
-_NAME = re.compile(rf"({_PART}/{_PART})(?:@({_PART}(?:/{_PART})*))?", re.ASCII)
+_PART = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
+# A name and its revision; regular expressions of Python and of JavaScript read it alike.
+PATTERN = rf"({_PART}/{_PART})(?:@({_PART}(?:/{_PART})*))?"
+_NAME = re.compile(PATTERN)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LONGEST_NAME = 96
 # What names end in that are files, or that hubs do not have.

@@ -29,7 +29,7 @@ from shardwise.web.command import plan_command
 from shardwise.web.curve import draw_curve
 from shardwise.web.picture import cluster_picture
 from shardwise.web.pieces import estimate_pieces, plan_pieces, planned_layouts
-from shardwise.web.question import PASTED, Question, read_question
+from shardwise.web.question import PASTED, Question, asked_model, read_question
 from shardwise.web.start import start_of
 
 # Most blocks times micro-batches of a step for which a timeline is simulated, in some seconds.
@@ -151,7 +151,7 @@ _ANSWERS: dict[str, Callable[[Question], dict[str, Any]]] = {
 def _settings(question: Question) -> dict[str, Any]:
     """The settings of a question as keyword arguments of `describe_run`, without the strategy."""
     return {
-        "model": question.model,
+        "model": asked_model(question),
         "cluster": question.cluster,
         "adapter": question.adapter,
         "seq_len": question.seq_len,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.spec import catalogue as known
+from shardwise.spec.hub import PATTERN
 from shardwise.spec.optimizer import OPTIMIZERS
 from shardwise.spec.quantity import show_count
 from shardwise.spec.version import __version__
@@ -20,7 +21,11 @@ def catalogue() -> dict[str, Any]:
     """Names of models, devices, optimizers and stacks as JSON, with sizes to choose by."""
     return {
         "version": __version__,
-        "models": [{"name": name, "size": _size(name)} for name in known.model_names()],
+        "models": [
+            {"name": name, "size": _size(name), "hub": known.hub_names(name)}
+            for name in known.model_names()
+        ],
+        "hub_name": PATTERN,
         "devices": [
             {
                 "name": name,

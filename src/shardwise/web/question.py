@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
 
 from shardwise.spec import catalogue
 from shardwise.spec.cluster import ClusterSpec, parse_cluster
+from shardwise.spec.hub import hub_name
 from shardwise.spec.huggingface import from_config, warn_of_unused
 from shardwise.spec.lookup import Lookup, cluster_from_table
 from shardwise.spec.model import ModelSpec
@@ -34,14 +35,16 @@ Number = Annotated[int, Field(ge=-(2**63), lt=2**63), BeforeValidator(_whole)]
 
 
 class Question(Record):
-    """A question. A model is a name or the text of a config.json; a cluster is a shorthand, or
-    JSON with the fields of its TOML table. No file is ever read."""
+    """A question. A model is a name or the text of a config.json, or both: then `config` is that of
+    the model which `model` names on a hub. A cluster is a shorthand, or JSON with the fields of its
+    TOML table. No file is ever read, and no hub is asked."""
 
     # What JSON calls a number is not taken for a text, as its schema says.
     model_config = ConfigDict(strict=True)
 
     ask: Literal["plan", "estimate", "curve", "export"]
     model: Pasted | None = None
+    config: Pasted | None = None
     cluster: Pasted | None = None
     adapter: Word | None = None
     seq_len: Number | Word | None = None
@@ -87,12 +90,29 @@ def read_question(text: str | bytes) -> Question:
     return Question.read(data)
 
 
+def asked_model(question: Question) -> str | ModelSpec | None:
+    """The model of a question; as text where it is for `PASTED` to read."""
+    if question.config is None:
+        return question.model
+    name = hub_name(question.model or "")
+    if name is None:
+        raise SpecError("config: goes with a model named as on a hub, such as Qwen/Qwen3-8B")
+    return _described(question.config, name.model.rpartition("/")[2])
+
+
 def _model(text: str) -> ModelSpec:
     """The model of a preset name or of the text of a config.json."""
-    if not text.lstrip().startswith("{"):
-        return catalogue.model(text)
+    if text.lstrip().startswith("{"):
+        return _described(text)
+    if hub_name(text) is not None and text.lower() not in catalogue.hub_presets():
+        raise SpecError(f"model: {text} is not in the catalogue; send its config.json as 'config'")
+    return catalogue.model(text)
+
+
+def _described(text: str, name: str = "custom") -> ModelSpec:
+    """The model that the text of a config.json describes."""
     config = _table(text, "model")
-    model = from_config(config)
+    model = from_config(config, name)
     warn_of_unused(config)
     return model
 
@@ -110,7 +130,8 @@ def _table(text: str, what: str) -> Mapping[str, Any]:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SpecError(f"{what}: is not JSON: {error}") from None
-    assert isinstance(table, dict)  # it begins with a brace
+    if not isinstance(table, dict):
+        raise SpecError(f"{what}: must be a JSON object")
     return table
 
 

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from shardwise.web.local_runs import runs_in
 from shardwise.web.openapi import openapi
-from shardwise.web.site import page_files
+from shardwise.web.site import HUB, page_files
 from shardwise.web.work import Reply
 from shardwise.web.workers import Workers
 
@@ -65,13 +65,15 @@ class OnlyFromHere:
         await self.app(scope, receive, send)
 
 
-def make_app(port: int, token: str, runs: Path | None, workers: Workers) -> Starlette:
+def make_app(
+    port: int, token: str, runs: Path | None, workers: Workers, hub: str = HUB
+) -> Starlette:
     """The web application: the page, its API, and reports about runs in the folder `runs`.
 
     It reads no files but the page's own and `runs`. API requests need the `token`. `workers` do the
-    work. None for `runs` serves no runs.
+    work. None for `runs` serves no runs. On `hub` the page looks up models; the server never does.
     """
-    files = page_files("server")
+    files = page_files("server", hub=hub)
 
     async def page(request: Request) -> Response:
         name = request.path_params.get("name", "index.html")

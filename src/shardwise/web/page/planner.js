@@ -1,6 +1,7 @@
 // The planner's page: asks when the form rests, and shows the answer.
 import { connect } from "./ask.js";
 import { address, addressed, fillForm, setFields, ownConfiguration, question, watchForm } from "./form.js";
+import { withConfig } from "./hub.js";
 import { drawRun } from "./run.js";
 import { drawInTurn, pressLayout, showAsking, showFailed, showNotes, showPiece, showReady, showRuns, showStage, showStale } from "./show.js";
 import { drawSliders } from "./whatif.js";
@@ -30,9 +31,15 @@ function outdate(fresh) {
 
 // Asks the form, or with `moved` the same question after a slider.
 async function search({ change = {}, layout = null } = {}, moved = false) {
-  if (!moved) { now.asked = question(); now.fresh = true; }
+  if (!moved) now.fresh = true;
   outdate(now.fresh);
   const turn = now.searched;
+  if (!moved) {
+    const asked = await withConfig(question(), catalogue).catch((error) => ({ error }));
+    if (turn !== now.searched) return; // a newer question is asked
+    if (asked.error) throw asked.error;
+    now.asked = asked;
+  }
   // Another job is no change of this one.
   const answer = await planner.search({ ...now.asked, change, before: moved ? now.figures : undefined });
   if (answer === null || turn !== now.searched) return; // a newer question waits
