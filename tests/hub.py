@@ -86,8 +86,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.asked.append(Asked(self.command, self.path, token))
         kept = self.path.startswith(KEPT)
         path = self.path.removeprefix(KEPT) if kept else self.path.replace("/resolve/", "/")
-        owner, name, revision, *file = path.strip("/").split("/")
-        model = self.hub.models.get(f"{owner}/{name}")
+        parts = path.strip("/").split("/")
+        name, revision, file = "/".join(parts[:2]), "".join(parts[2:3]), parts[3:]
+        model = self.hub.models.get(name)
         if model is None or (model.private and token != TOKEN):
             # Who has no token is not told which models there are.
             self._refuse(404 if token == TOKEN else 401, "RepoNotFound")
@@ -100,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif kept:
             self._file(model, config)
         else:
-            self._redirect(model, config, f"{KEPT}{owner}/{name}/{commit_of(config)}/{_FILE}")
+            self._redirect(model, config, f"{KEPT}{name}/{commit_of(config)}/{_FILE}")
 
     def _redirect(self, model: Shared, config: bytes, address: str) -> None:
         """Send the client to the file, on this host or on another."""

@@ -7,11 +7,15 @@ import sys
 
 import pytest
 
-HEAVY = {"torch", "transformers", "scipy", "pandas", "datasets"}
+HEAVY = {"torch", "transformers", "scipy", "pandas", "datasets", "huggingface_hub"}
+# A preset by its name on a hub, which is not asked.
+ON_HUB = ["estimate", "--model", "Qwen/Qwen3-8B", "--cluster", "8xH100-SXM"]
 ESTIMATE = ["estimate", "--model", "llama-3-8b", "--cluster", "8xH100-SXM", "--recompute", "full"]
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ESTIMATE, [*ESTIMATE, "--json"], ["catalog"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ESTIMATE, [*ESTIMATE, "--json"], ["catalog"], ["--version"], ON_HUB]
+)
 def test_planning_loads_no_torch(arguments: list[str]) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "shardwise", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -133,6 +133,15 @@ def test_offline_is_told_from_out_of_reach(home: Home) -> None:
     assert "HF_HUB_OFFLINE" not in away
 
 
+def test_without_the_client_presets_are_found_and_others_say_what_to_install(home: Home) -> None:
+    missing = "import sys; sys.modules['huggingface_hub'] = None\n"
+    done = home.python(f"{missing}{LOOK_UP}", "Qwen/Qwen3-8B", NAME)
+    found, refused = (json.loads(line) for line in done.stdout.splitlines())
+    assert found["name"] == "qwen3-8b"
+    (sentence,) = refused["problems"]
+    assert 'pip install "shardwise[hf]"' in sentence
+
+
 def test_a_gated_model_says_where_its_licence_is(home: Home) -> None:
     home.hub.models["acme/gated"] = Shared({"main": CONFIG}, gated=True)
     for token in ("", TOKEN):
@@ -213,6 +222,25 @@ def test_code_of_a_model_is_never_run(home: Home) -> None:
     assert done.returncode == 2
     assert "never run" in done.stderr
     assert not [asked for asked in home.hub.asked if "mine.py" in asked.path]
+    assert home.downloaded() == ["config.json"]
+
+
+@pytest.mark.nightly
+def test_a_run_trains_a_model_of_a_hub_and_downloads_no_more(home: Home, tmp_path: Path) -> None:
+    for package in ("torch", "transformers"):
+        pytest.importorskip(package)
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300}  # fmt: skip
+    config = json.dumps({**json.loads(CONFIG), **sizes}).encode()
+    home.hub.models["acme/Tiny"] = Shared({"main": config})
+    (tmp_path / "run.toml").write_text(
+        'model = "acme/Tiny"\ncluster = "1x2xCPU"\n[job]\nseq_len = 32\nglobal_batch = 128\n'
+        "[train]\nsteps = 2\nmeasure = false\n"
+    )
+    done = home.python(COMMAND, "train", "run.toml")
+    assert done.returncode == 0, done.stderr
+    assert "Done after 2 steps" in done.stdout
+    assert {asked.path.rpartition("/")[2] for asked in home.hub.asked} == {"config.json"}
     assert home.downloaded() == ["config.json"]
 
 

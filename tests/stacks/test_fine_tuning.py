@@ -22,7 +22,7 @@ from shardwise.stacks.write.exported import Exported
 from shardwise.stacks.write.exports import export_run
 from tests.stacks.runs import large
 
-pytest.importorskip("yaml")
+yaml = pytest.importorskip("yaml")
 
 STACKS = ("trl", "axolotl", "llama-factory", "trainer")
 TRAIN = {
@@ -291,3 +291,16 @@ def test_llama_factory_is_read() -> None:
 def test_other_tasks_are_refused(read: Any, table: dict[str, Any], named: str) -> None:
     with pytest.raises(SpecError, match=named):
         read(table)
+
+
+@pytest.mark.parametrize("stack", ["trl", "axolotl", "llama-factory"])
+def test_a_model_of_a_hub_is_named_until_its_weights_are_there(stack: str, tmp_path: Path) -> None:
+    folder = tmp_path / "models--acme--Small-1B" / "snapshots" / "0123abcd"
+    folder.mkdir(parents=True)
+    run = large()
+    run = run._replace(model=run.model.but(config=str(folder)))
+    for weights, expected in ((False, "acme/Small-1B"), (True, str(folder))):
+        if weights:
+            (folder / "model.safetensors").touch()
+        table = yaml.safe_load(export_run(run, stack).text)
+        assert table.get("model_name_or_path", table.get("base_model")) == expected

@@ -68,10 +68,16 @@ def _cached_model(folder: Path) -> str:
     return "/".join(names) if (kind, folder.parent.name) == ("models", "snapshots") else ""
 
 
+def model_without_weights(folder: Path) -> str:
+    """The `owner/name` of a snapshot of the hub's cache that has no weights; else empty."""
+    model = _cached_model(folder)
+    return "" if model and any(folder.glob("model*.safetensors")) else model
+
+
 def check_weights(folder: Path) -> None:
     """Raise SpecError for a snapshot of the hub's cache that has no weights."""
-    model = _cached_model(folder)
-    if model and not any(folder.glob("model*.safetensors")):
+    model = model_without_weights(folder)
+    if model:
         raise SpecError(
             f"model.pretrained: weights are not downloaded; run 'hf download {model}' first"
         )

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.chat import holds_chat
+from shardwise.spec.hub import model_without_weights
 from shardwise.spec.lookup import ModuleRef, config_folder
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
@@ -105,14 +106,17 @@ def _to_fill_in(run: RunSpec, table: Mapping[str, Any]) -> list[Difference]:
 
 
 def model_name(run: RunSpec) -> str:
-    """The folder of the model; for a preset, which has none, a placeholder to fill in."""
+    """The folder of the model, or its name on a hub; for a preset, a placeholder to fill in."""
     if isinstance(run.model, ModuleRef):
         raise SpecError(
             f"model: {run.model.factory} is a function of your own; this stack loads models of "
             "transformers: use accelerate, lightning or python"
         )
-    config = run.model.config
-    return str(config_folder(config)) if config else CHANGE_ME
+    if run.model.config is None:
+        return CHANGE_ME
+    folder = config_folder(run.model.config)
+    # Where only the configuration was looked up, the stack downloads the weights.
+    return model_without_weights(folder) or str(folder)
 
 
 def data_files(run: RunSpec) -> tuple[str, list[str]] | None:
