@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.spec import catalogue
+from shardwise.spec import catalogue, lookup
 from shardwise.spec.huggingface import (
     from_config,
     read_config,
@@ -15,7 +15,7 @@ from shardwise.spec.huggingface import (
     trains_text,
     without_formulas,
 )
-from shardwise.spec.lookup import ModuleRef, find_model
+from shardwise.spec.lookup import ConfigRef, ModuleRef, find_model
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError, SpecWarning
 
@@ -148,22 +148,17 @@ WITHOUT_FORMULAS = {
 
 
 @pytest.mark.parametrize("kind", WITHOUT_FORMULAS)
-def test_a_type_without_formulas_says_whether_torch_would_help(kind: str) -> None:
+def test_a_type_without_formulas_says_what_traces_it(kind: str) -> None:
     name, causal = WITHOUT_FORMULAS[kind]
     config = {"model_type": kind, "architectures": [name]}
     assert trains_text(config) is causal
-    for torch in (False, True):
-        told = without_formulas(config, torch)
-        assert (told == "") is (causal and torch)
-        if told:
-            assert f"'{kind}'" in told
-            assert ("shardwise[hf]" in told) is causal
-            assert ("package.module:factory" in told) is not causal
+    message = without_formulas(config)
+    assert f"'{kind}'" in message
+    assert "shardwise[hf]" in message
 
 
 def test_without_architectures_nobody_knows() -> None:
     assert trains_text({"model_type": "mamba"}) is None
-    assert "shardwise[hf]" in without_formulas({"model_type": "mamba"}, torch=False)
 
 
 @pytest.mark.parametrize("kind", ["llama", "deepseek_v3"])
@@ -174,10 +169,26 @@ def test_a_quantization_config_is_not_ignored_silently(tmp_path: Path, kind: str
         find_model(str(tmp_path))
 
 
-def test_only_the_text_of_a_multimodal_model_is_planned_and_it_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("torch", [False, True])
+def test_what_is_planned_of_a_multimodal_model_is_said(
+    tmp_path: Path, torch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inner = to_config(catalogue.model("gemma-3-27b"))
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": "gemma3", "text_config": inner})
     )
-    with pytest.warns(SpecWarning, match="text part"):
-        find_model(str(tmp_path))
+    monkeypatch.setattr(lookup, "find_spec", lambda _: torch or None)
+    message = "other parts are frozen weights" if torch else "only the text part"
+    with pytest.warns(SpecWarning, match=message):
+        model = find_model(str(tmp_path))
+    assert isinstance(model, ConfigRef if torch else ModelSpec)
+
+
+def test_the_text_part_is_completed_as_transformers_does() -> None:
+    """What the published file of Gemma 3 4B says of its text."""
+    given = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+             "model_type": "gemma3_text", "sliding_window": 1024}  # fmt: skip
+    model = from_config({"model_type": "gemma3", "text_config": given})
+    sizes = (model.vocab, model.heads, model.kv_heads, model.head_dim, model.window)
+    assert sizes == (262_208, 8, 4, 256, 1024)
+    assert model.tied

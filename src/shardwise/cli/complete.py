@@ -18,7 +18,7 @@ def models(incomplete: str) -> list[str]:
     """Names of models that begin with `incomplete`; those on the hub once it has a slash."""
     from shardwise.spec import catalogue
 
-    presets = catalogue.model_names()
+    presets = catalogue.all_model_names()
     on_hub = [name for preset in presets for name in catalogue.hub_names(preset)]
     return _that_begin(on_hub if "/" in incomplete else presets, incomplete)
 

@@ -8,14 +8,17 @@ from torch import nn
 
 from shardwise.spec.record import SpecError
 
+# Least share of the largest class's parameters for another class to count as blocks too.
+_COMPARABLE = 0.25
+
 
 def find_blocks(module: nn.Module) -> dict[str, nn.Module]:
     """The repeated blocks by qualified name, in the order of the module.
 
     A block list is a ModuleList or Sequential of at least two members of one class that own
     parameters. If there are lists of several classes, the blocks are those of the class with the
-    most parameters (the layers of an encoder and a decoder, the stages of a ResNet). Lists inside
-    another list are not counted.
+    most parameters, and of others with at least a quarter as many (the encoder and the decoder of
+    Whisper). Lists inside another list are not counted.
     """
     lists: dict[str, tuple[type, dict[str, nn.Module]]] = {}
     for name, child in module.named_modules():
@@ -36,11 +39,11 @@ def find_blocks(module: nn.Module) -> dict[str, nn.Module]:
     weight: dict[type, int] = {}
     for cls, members in lists.values():
         weight[cls] = weight.get(cls, 0) + sum(_size(member) for member in members.values())
-    chosen = max(weight, key=lambda cls: weight[cls])
+    least = max(weight.values()) * _COMPARABLE
     return {
         name: member
         for cls, members in lists.values()
-        if cls is chosen
+        if weight[cls] >= least
         for name, member in members.items()
     }
 

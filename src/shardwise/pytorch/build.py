@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from shardwise.pytorch.adapted import adapt
-from shardwise.pytorch.quiet_libraries import quiet_imports, silence_transformers
-from shardwise.spec.hub import stay_offline
+from shardwise.pytorch.from_config import model_from_config
+from shardwise.pytorch.quiet_libraries import quiet_imports
 from shardwise.spec.huggingface import config_table, to_config
-from shardwise.spec.lookup import Model, ModuleRef, config_folder
+from shardwise.spec.lookup import Model, ModuleRef
 from shardwise.spec.record import SpecError
 
 
@@ -24,7 +24,10 @@ def build_module(model: Model) -> nn.Module:
     if isinstance(model, ModuleRef):
         module = _from_factory(model.factory)
     else:
-        module = _from_transformers(model)
+        table = to_config(model) if model.config is None else config_table(Path(model.config))
+        # Flex attention knows sinks and trained biases, which scaled_dot_product_attention lacks.
+        fused = ("sdpa", "flex_attention") if torch.cuda.is_available() else ("sdpa",)
+        module = model_from_config(table, model.name, (*fused, "eager"))
     return module if model.adapter is None else adapt(module, model.adapter).train()
 
 
@@ -58,40 +61,4 @@ def _from_factory(factory: str) -> nn.Module:
         raise SpecError(f"model: {factory} failed: {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
         raise SpecError(f"model: {factory} returned {type(module).__name__}, not an nn.Module")
-    return module.train()
-
-
-def _from_transformers(model: Any) -> nn.Module:
-    """The model that transformers builds from a config, with random weights."""
-    stay_offline()
-    try:
-        from transformers import AutoConfig, AutoModelForCausalLM
-    except ModuleNotFoundError:
-        raise SpecError(
-            f"model: building {model.name} needs transformers; install it with "
-            "'pip install shardwise[hf]'"
-        ) from None
-    silence_transformers()
-    try:
-        if model.config is None:
-            config = AutoConfig.for_model(**to_config(model))  # type: ignore[arg-type]
-        else:
-            folder = config_folder(model.config)
-            config = AutoConfig.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-        # The modules of the model are imported only now.
-        with quiet_imports():
-            module: nn.Module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                config, attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=False
-            )
-    except (ValueError, KeyError, OSError, ImportError) as error:
-        if model.config is not None and "auto_map" in config_table(Path(model.config)):
-            raise SpecError(
-                f"model: {model.name} is made by code in its own folder, which is never run; write "
-                "a function that returns the nn.Module, and give it as --model package.module:name"
-            ) from error
-        reason = str(error).strip().splitlines()[0]
-        raise SpecError(f"model: transformers cannot build {model.name}: {reason}") from error
-    module.config.use_cache = False  # type: ignore[union-attr]
     return module.train()

@@ -23,6 +23,10 @@ class DispatchMode(TorchDispatchMode):
         """Called with each operation after it has run, its arguments and its result."""
         raise NotImplementedError
 
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation; a mode may run it in another way."""
+        return func(*args, **kwargs)
+
     def __torch_dispatch__(
         self,
         func: Any,
@@ -34,7 +38,7 @@ class DispatchMode(TorchDispatchMode):
         if not self.composed_of_plain.isdisjoint(types):
             return NotImplemented
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        out = self.run(func, args, kwargs)
         self.observe(func, args, kwargs, out)
         return out
 

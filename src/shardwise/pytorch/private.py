@@ -72,6 +72,7 @@ COLLECTIVES: dict[Any, tuple[str, Callable[[tuple[Any, ...]], int]]] = {
 }
 # Operations whose FLOPs and bytes the recorder counts. Their only names are those of aten.
 CAST = torch.ops.aten._to_copy.default
+SCALAR = torch.ops.aten._local_scalar_dense.default
 CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 GROUPED_MATMUL = torch.ops.aten._grouped_mm
 # A part of the names of all fused attention operations.

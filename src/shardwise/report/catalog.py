@@ -7,9 +7,12 @@ from typing import Any
 from shardwise.report.screen import screen, terminal_table
 from shardwise.report.table import Cell, Column, Table
 from shardwise.spec import catalogue
+from shardwise.spec.catalogue import traced
+from shardwise.spec.huggingface import config_table
 from shardwise.spec.quantity import show_count, show_gib
 from shardwise.spec.software import find_software, software_names
 from shardwise.units.decoder import decoder_units
+from shardwise.units.kept_trace import kept_parameters
 
 _MODEL_COLUMNS = (
     Column("name", "name", left=True),
@@ -55,12 +58,38 @@ def entries(section: str, name: str | None = None) -> list[dict[str, Any]]:
 
 def _models(name: str | None) -> list[dict[str, Any]]:
     """Presets of models with their parameter counts; only one if `name` is given."""
+    if name is not None and (kept := traced.named(name)) is not None:
+        return [_traced_model(kept)]
     specs = [catalogue.model(n) for n in ([name] if name is not None else catalogue.model_names())]
     found = []
     for spec in specs:
         units = decoder_units(spec, min(spec.max_positions, 2048))
         found.append({**spec.model_dump(mode="json", exclude_none=True), "parameters": units.numel})
-    return found
+    return found if name is not None else [*found, *map(_traced_model, traced.names())]
+
+
+def _traced_model(name: str) -> dict[str, Any]:
+    """A model with a kept trace: the sizes that its configuration names, and its parameters."""
+    config = config_table(traced.config_file(name))
+    values = {**config, **traced.trace(name)["values"]}
+    text = values.get("text_config")
+    sizes = text if isinstance(text, dict) else values
+    shown = {
+        "layers": ("num_hidden_layers", "num_layers", "decoder_layers"),
+        "hidden": ("hidden_size", "d_model"),
+        "heads": ("num_attention_heads", "num_heads", "decoder_attention_heads"),
+        "kv_heads": ("num_key_value_heads", "num_attention_heads", "num_heads"),
+        "vocab": ("vocab_size",),
+        "max_positions": ("max_position_embeddings", "max_target_positions"),
+    }
+    found = {
+        field: next((sizes[key] for key in keys if key in sizes), None)
+        for field, keys in shown.items()
+    }
+    made = traced.trace(name)["made_with"]
+    family = str(config["model_type"])
+    parameters = kept_parameters(name)
+    return {"name": name, "family": family, **found, "parameters": parameters, "trace": made}
 
 
 def _devices(name: str | None) -> list[dict[str, Any]]:

@@ -63,6 +63,20 @@ _KEYS_OF: Mapping[str, Mapping[str, str]] = {
         "experts_per_token": "num_experts_per_tok",
     },
 }
+# Values of transformers for what published files leave out of the text part of a larger model.
+_TEXT_DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "gemma3_text": {
+        "num_hidden_layers": 26,
+        "hidden_size": 2304,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "intermediate_size": 9216,
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "sliding_window": 4096,
+    }
+}
 # Keys that a configuration may leave out because a default follows from the others.
 _OPTIONAL = {"kv_heads", "head_dim", "max_positions", "tied"}
 # Families with a sliding window: in all blocks (_WINDOWED), or in all but every n-th.
@@ -98,13 +112,44 @@ class UnknownFamilyError(SpecError):
 def read_config(path: Path) -> ModelSpec:
     """The model described by a `config.json` or by the folder that holds one."""
     table = config_table(path)
-    model = from_config(table, name=folder_name(_config_file(path).parent.resolve()))
+    model = from_config(table, name=config_name(path))
     warn_of_unused(table)
     return model
 
 
-def warn_of_unused(config: Mapping[str, object]) -> None:
-    """Warn of parts of a configuration that predictions ignore."""
+def config_name(path: Path) -> str:
+    """The name of a model: its folder's, or that of a file that is not called config.json."""
+    file = _config_file(path)
+    return folder_name(file.parent.resolve()) if file.name == "config.json" else file.stem
+
+
+def is_multimodal(config: Mapping[str, object]) -> bool:
+    """Whether a configuration has a part for text beside parts for images or sound."""
+    return isinstance(config.get("text_config"), dict)
+
+
+def longest_sequence(config: Mapping[str, object]) -> int | None:
+    """Most tokens of a sequence as the configuration says; None if it does not.
+
+    An image is a sequence of its patches and one token for its class.
+    """
+    text = config.get("text_config")
+    table = text if isinstance(text, dict) else config
+    for key in ("max_position_embeddings", "n_positions", "max_target_positions"):
+        longest = table.get(key)
+        if isinstance(longest, int):
+            return longest
+    image, patch = table.get("image_size"), table.get("patch_size")
+    if isinstance(image, int) and isinstance(patch, int) and patch > 0:
+        return (image // patch) ** 2 + 1
+    return None
+
+
+def warn_of_unused(config: Mapping[str, object], text_only: bool = True) -> None:
+    """Warn of parts of a configuration that predictions ignore.
+
+    With `text_only`, the other parts of a multimodal model are not even counted.
+    """
     quantized = config.get("quantization_config")
     if isinstance(quantized, dict):
         method = str(quantized.get("quant_method", "unknown"))[:40]
@@ -114,41 +159,32 @@ def warn_of_unused(config: Mapping[str, object]) -> None:
             SpecWarning,
             stacklevel=2,
         )
-    if isinstance(config.get("text_config"), dict):
+    if is_multimodal(config):
         kind = str(config.get("model_type"))[:40]
-        warnings.warn(
-            f"model: of the {kind} model only the text part (text_config) is planned",
-            SpecWarning,
-            stacklevel=2,
+        told = (
+            f"of the {kind} model only the text part (text_config) is planned"
+            if text_only
+            else f"the {kind} model is planned with text alone; its other parts are frozen weights"
         )
+        warnings.warn(f"model: {told}", SpecWarning, stacklevel=2)
 
 
 def trains_text(config: Mapping[str, object]) -> bool | None:
-    """Whether a configuration names a causal language model; None without `architectures`."""
+    """Whether a configuration names a model of text to come; None without `architectures`."""
     names = config.get("architectures")
     if not isinstance(names, list) or not names:
         return None
-    return any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+    causal = any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+    return causal or (is_multimodal(config) and "is_encoder_decoder" not in config)
 
 
-def without_formulas(config: Mapping[str, object], torch: bool) -> str:
-    """The error message for a model type without formulas; empty if the model can be traced.
-
-    `torch` tells whether torch is installed.
-    """
+def without_formulas(config: Mapping[str, object]) -> str:
+    """The error message for a model type without formulas where torch is not installed."""
     kind = str(config.get("model_type"))[:60]
-    start = f"model: there are no formulas for model type '{kind}'"
-    factory = "--model package.module:factory, a function that returns the nn.Module"
-    if trains_text(config) is False:
-        return (
-            f"{start}, and it is not a causal language model "
-            f"({', '.join(map(str, config['architectures']))[:80]}), so transformers cannot build "  # type: ignore[call-overload]
-            f"it for tracing; give {factory}"
-        )
-    if torch:
-        return ""
-    sure = "can" if trains_text(config) else "may be able to"
-    return f'{start}; torch and transformers {sure} trace it instead: pip install "shardwise[hf]"'
+    return (
+        f"model: there are no formulas for model type '{kind}'; torch and transformers can trace "
+        'it instead: pip install "shardwise[hf]"'
+    )
 
 
 def config_table(path: Path) -> dict[str, object]:
@@ -173,7 +209,8 @@ def from_config(config: Mapping[str, object], name: str = "custom") -> ModelSpec
     """
     text = config.get("text_config")
     if isinstance(text, dict):
-        config = {**text, "model_type": text.get("model_type", config.get("model_type"))}
+        kind = text.get("model_type", config.get("model_type"))
+        config = {**_TEXT_DEFAULTS.get(str(kind), {}), **text, "model_type": kind}
     if config.get("model_type") is None:
         raise SpecError("model: model_type is missing from the configuration")
     family = str(config["model_type"])

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardwise.spec import catalogue
 from shardwise.spec.adapter import Adapter
+from shardwise.spec.catalogue import traced
 from shardwise.spec.cluster import ClusterSpec, parse_cluster
 from shardwise.spec.code_name import CodeName
-from shardwise.spec.hub import download_config, folder_name, hub_name
+from shardwise.spec.hub import download_config, hub_name
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.read_file import read_toml
 from shardwise.spec.record import Record, SpecError, did_you_mean
@@ -41,8 +46,22 @@ class ConfigRef(Record):
 
     @property
     def name(self) -> str:
-        """The name of the folder that has the configuration, or of its model on a hub."""
-        return folder_name(config_folder(Path(self.config).resolve()))
+        """The name of the folder that has the configuration, or of a file with another name."""
+        from shardwise.spec.huggingface import config_name
+
+        return config_name(Path(self.config))
+
+    @property
+    def preset(self) -> str | None:
+        """The model of the catalogue that this configuration belongs to; None for others."""
+        return traced.name_of(Path(self.config))
+
+    @cached_property
+    def max_positions(self) -> int:
+        """Most tokens of a sequence as the configuration says, else without a limit."""
+        from shardwise.spec.huggingface import config_table, longest_sequence
+
+        return longest_sequence(config_table(Path(self.config))) or sys.maxsize
 
 
 Model = ModelSpec | ModuleRef | ConfigRef
@@ -64,11 +83,18 @@ def find_model(text: str, base: Path | None = None) -> Model:
     if _FACTORY.fullmatch(text):
         return ModuleRef.read({"factory": text}, where="model")
     is_path = text.endswith(".json") or "/" in text or "\\" in text
-    if (text and _exists((base or Path()) / text)) or (
-        is_path and text.lower() not in catalogue.hub_presets()
-    ):
+    is_preset = text.lower() in catalogue.hub_presets() or traced.named(text) is not None
+    if (text and _exists((base or Path()) / text)) or (is_path and not is_preset):
         return find_config(text, base)
-    return catalogue.model(text)
+    return find_preset(text)
+
+
+def find_preset(name: str) -> ModelSpec | ConfigRef:
+    """The model of the catalogue called `name`, or so on a hub; SpecError if there is none."""
+    kept = traced.named(name)
+    if kept is None:
+        return catalogue.model(name)
+    return ConfigRef(config=str(traced.config_file(kept)))
 
 
 def find_config(text: str, base: Path | None = None) -> ModelSpec | ConfigRef:
@@ -79,17 +105,22 @@ def find_config(text: str, base: Path | None = None) -> ModelSpec | ConfigRef:
     from shardwise.spec.huggingface import (
         UnknownFamilyError,
         config_table,
+        is_multimodal,
         read_config,
         warn_of_unused,
     )
 
     # Absolute, so that a copy of the run.toml in another folder finds the file too.
     path = _config_path(text, base)
-    try:
-        return read_config(path).but(config=str(path))
-    except UnknownFamilyError:
-        warn_of_unused(config_table(path))
-        return ConfigRef(config=str(path))
+    table = config_table(path)
+    # The formulas know the text part of a multimodal model; a trace counts the others too.
+    if not (is_multimodal(table) and find_spec("torch") and find_spec("transformers")):
+        with suppress(UnknownFamilyError):
+            return read_config(path).but(config=str(path))
+    if table.get("model_type") is None and not table.get("architectures"):
+        raise SpecError("model: model_type is missing from the configuration")
+    warn_of_unused(table, text_only=False)
+    return ConfigRef(config=str(path))
 
 
 def _config_path(text: str, base: Path | None) -> Path:
@@ -98,7 +129,7 @@ def _config_path(text: str, base: Path | None) -> Path:
     if _exists(path):
         return path.resolve()
     name = hub_name(text)
-    near = did_you_mean(name.model if name else text[:200], catalogue.model_names())
+    near = did_you_mean(name.model if name else text[:200], catalogue.all_model_names())
     if name is not None:
         return download_config(name, near).resolve()
     raise SpecError(

@@ -22,6 +22,7 @@ from shardwise.spec.lookup import (
     find_cluster,
     find_config,
     find_model,
+    find_preset,
 )
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.read_file import read_toml
@@ -199,7 +200,7 @@ def _model(section: object, base: Path | None) -> Model:
         return ModuleRef.read({"factory": start, **table}, where="model")
     if starts[0] == "pretrained" and table:
         raise SpecError(f"model: pretrained weights fix its sizes; leave out {', '.join(table)}")
-    named = catalogue.model(start) if starts[0] == "preset" else find_config(start, base)
+    named = find_preset(start) if starts[0] == "preset" else find_config(start, base)
     if starts[0] == "pretrained":
         check_weights(Path(str(named.config)))
     return _changed(named, table, pretrained=starts[0] == "pretrained")
@@ -267,4 +268,6 @@ def run_table(run: RunSpec) -> dict[str, Any]:
         if part is not None
     }
     data["model"].pop("adapter", None)
+    if isinstance(run.model, ConfigRef) and run.model.preset is not None:
+        data["model"] = {"preset": run.model.preset}
     return {**data, "cluster": cluster_table(run.cluster)}

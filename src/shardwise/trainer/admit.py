@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from shardwise.spec.huggingface import config_table, trains_text
+from shardwise.spec.lookup import ConfigRef, Model
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, check_loss
 from shardwise.spec.train import TrainSettings
@@ -12,9 +16,10 @@ from shardwise.trainer.replicas.group import one_group, replica_group
 def admit(run: RunSpec, processes: int, per_node: int) -> None:
     """Raise SpecError if `processes` processes cannot train the run.
 
-    Checks the strategy's degrees, the loss, the batch and the sequence length, and that the data
-    files exist. `per_node` is the number of processes on one machine.
+    Checks the kind of model, the strategy's degrees, the loss, the batch and the sequence length,
+    and that the data files exist. `per_node` is the number of processes on one machine.
     """
+    check_is_causal(run.model)
     replica_group(run)
     run = one_group(run)
     strategy = run.strategy.resolve(processes, per_node)
@@ -23,6 +28,19 @@ def admit(run: RunSpec, processes: int, per_node: int) -> None:
     check_sequence(run._replace(strategy=strategy))
     if run.data is not None and run.data.path:
         find_files(run.data.path)
+
+
+def check_is_causal(model: Model) -> None:
+    """Raise SpecError for a configuration of a model that does not predict the next token."""
+    if not isinstance(model, ConfigRef):
+        return
+    config = config_table(Path(model.config))
+    if trains_text(config) is False:
+        raise SpecError(
+            f"model: {model.name} is {str(config['architectures'])[:80]}, which does not predict "
+            "the next token, and 'train' trains models that do; it can be planned, and trained "
+            "with the Trainer: shardwise export --to trainer"
+        )
 
 
 def check_batch(run: RunSpec) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -127,7 +128,10 @@ def vocabulary(model: Model, module: torch.nn.Module) -> int | None:
     """The size of the model's vocabulary; None if unknown."""
     if isinstance(model, ModelSpec):
         return model.vocab
-    size = getattr(getattr(module, "config", None), "vocab_size", None)
+    config: Any = getattr(module, "config", None)
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    size: int | None = getattr(config, "vocab_size", None)
     if size is None:
         tables = [m for m in module.modules() if isinstance(m, torch.nn.Embedding)]
         size = tables[0].num_embeddings if tables else None

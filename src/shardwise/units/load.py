@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from shardwise.spec.lookup import Model, ModuleRef
+from shardwise.spec.catalogue import traced
+from shardwise.spec.huggingface import config_table, without_formulas
+from shardwise.spec.lookup import ConfigRef, Model, ModuleRef
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.progress import progress_line
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from shardwise.units.decoder import decoder_units
 from shardwise.units.division import Division
+from shardwise.units.kept_trace import kept_units
 from shardwise.units.low_bits import in_low_bits
 from shardwise.units.unit import ModelUnits
 
@@ -40,6 +44,10 @@ def _loaded(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
             f"strategy: {model.name} is traced, and a trace knows neither tensor nor context "
             "parallelism; leave both at 1"
         )
+    if isinstance(model, ConfigRef) and model.adapter is None:
+        kept = _kept(model, seq_len, dtype, autocast)
+        if kept is not None:
+            return kept
     problem = _why_not_traceable(model)
     if problem:
         raise SpecError(problem)
@@ -50,15 +58,19 @@ def _loaded(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
         return traced_units(model, seq_len, dtype, autocast, casts=strategy.sharded)
 
 
+def _kept(model: ConfigRef, seq_len: int, dtype: str, autocast: bool) -> ModelUnits | None:
+    """The units of a kept trace that computes the same; None without one."""
+    name = traced.matching(config_table(Path(model.config)))
+    if name is None:
+        return None
+    units = kept_units(name, seq_len, f"{dtype}+autocast" if autocast else dtype)
+    return units and replace(units, name=model.name)
+
+
 def _why_not_traceable(model: Model) -> str:
     """Why a model cannot be traced, in a sentence; empty if it can."""
-    from shardwise.spec.huggingface import config_table, without_formulas
-
-    torch = find_spec("torch") is not None
+    if find_spec("torch") is not None:
+        return ""
     if isinstance(model, (ModuleRef, ModelSpec)):
-        return (
-            ""
-            if torch
-            else f'model: tracing {model.name} needs torch: pip install "shardwise[train]"'
-        )
-    return without_formulas(config_table(Path(str(model.config))), torch)
+        return f'model: tracing {model.name} needs torch: pip install "shardwise[train]"'
+    return without_formulas(config_table(Path(model.config)))

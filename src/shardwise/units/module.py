@@ -5,9 +5,8 @@ Nothing is computed or allocated, so a module of any size can be traced.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -15,12 +14,15 @@ from torch import nn
 from torch.func import functional_call
 
 from shardwise.pytorch.build import build_module
+from shardwise.pytorch.example_inputs import check_seq_len, example_inputs
 from shardwise.pytorch.parts import Parts
 from shardwise.pytorch.private import DataDependentOutputException, FakeTensorMode
 from shardwise.spec.dtype import TORCH_NAMES, DType
 from shardwise.spec.lookup import Model
 from shardwise.spec.record import SpecError
+from shardwise.units.fused_attention import fused_attention
 from shardwise.units.recorder import ROOT, Recorder
+from shardwise.units.repeated_blocks import repeated_blocks, skipping
 from shardwise.units.unit import ModelUnits, Parameter, Unit, frozen
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {
@@ -58,9 +60,9 @@ def module_units(
     `inputs` is an example of two samples. Default: the module's own `example_inputs(batch,
     seq_len)` if it has one, else token ids and labels as transformers models take.
     """
+    check_seq_len(module, seq_len)
     batch = TRACED_BATCHES[0] if inputs is not None else _batch(module, seq_len)
     parts = Parts(module)
-    names = {id(block): block_name for block_name, block in parts.blocks.items()}
     with FakeTensorMode(allow_non_fake_inputs=True):
         kept = torch.float32 if autocast else TORCH_DTYPES[dtype]
         state = _fake_state(parts, kept, autocast, casts)
@@ -72,11 +74,19 @@ def module_units(
             tied=parts.tied_shapes,
             quantised=_quantised(parts),
         )
+        recorder.drops_layers = any(hasattr(part, "layerdrop") for part in module.modules())
         casting = torch.autocast("cpu", dtype=TORCH_DTYPES[dtype], enabled=autocast)
-        with recorder.hooked(module, names), _fused_attention(module), recorder, casting:
+        skipped = repeated_blocks(module, parts.blocks)
+        names = {id(block): n for n, block in parts.blocks.items() if n not in skipped}
+        with ExitStack() as entered:
+            entered.enter_context(skipping(module, skipped))
+            entered.enter_context(recorder.hooked(module, names))
+            entered.enter_context(fused_attention(module, recorder))
+            entered.enter_context(recorder)
+            entered.enter_context(casting)
             _run(module, state, example, recorder)
     named = name or type(module).__name__
-    return _units(parts, recorder, tokens, seq_len, named, casts)
+    return _units(parts, recorder, skipped, tokens, seq_len, named, casts)
 
 
 def _batch(module: nn.Module, seq_len: int) -> int:
@@ -159,7 +169,7 @@ def _example(
         if callable(offered):
             inputs = offered(batch, seq_len)
         else:
-            return _token_inputs(module, batch, seq_len)
+            return example_inputs(module, batch, seq_len, dtype)
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         # A mixed-precision policy casts floating-point inputs too.
@@ -179,18 +189,6 @@ def _example(
     return tuple(fake(value) for value in inputs)
 
 
-def _token_inputs(
-    module: nn.Module, batch: int, seq_len: int
-) -> Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...]:
-    """Token ids of zeros, by name if the module takes `input_ids`; also labels if it takes them."""
-    ids = torch.zeros((batch, seq_len), dtype=torch.long, device="cpu")
-    takes = inspect.signature(module.forward).parameters
-    if "input_ids" not in takes:
-        return (ids,)
-    named = {"input_ids": ids}
-    return {**named, "labels": ids.clone()} if "labels" in takes else named
-
-
 def _loss(output: Any) -> torch.Tensor:
     """The loss a module returns, or else the mean of its first output."""
     loss = getattr(output, "loss", None)
@@ -203,49 +201,19 @@ def _loss(output: Any) -> torch.Tensor:
     return loss if loss.ndim == 0 else loss.float().mean()
 
 
-@contextmanager
-def _fused_attention(module: nn.Module) -> Iterator[None]:
-    """Let transformers call fused causal attention without building a mask.
-
-    With real tensors transformers sees that the mask is causal and drops it. With fake
-    tensors it cannot, and the trace would show a slower attention than the one that runs.
-    Dropout is left out for the same reason: fused kernels of GPUs draw it inside, while what the
-    trace can call would write every score.
-    """
-    config = getattr(module, "config", None)
-    before = getattr(config, "_attn_implementation", None)
-    if before != "sdpa" or config is None:
-        yield
-        return
-    from transformers import AttentionInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    def causal(
-        layer: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        **settings: Any,
-    ) -> Any:
-        settings["dropout"] = 0.0
-        return sdpa_attention_forward(layer, query, key, value, None, **settings)
-
-    AttentionInterface.register("shardwise_causal", causal)
-    config._attn_implementation = "shardwise_causal"
-    use_cache = getattr(config, "use_cache", None)
-    config.use_cache = False
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
-        config.use_cache = use_cache
-
-
 def _units(
-    parts: Parts, recorder: Recorder, tokens: int, seq_len: int, name: str, casts: bool
+    parts: Parts,
+    recorder: Recorder,
+    skipped: Mapping[str, str],
+    tokens: int,
+    seq_len: int,
+    name: str,
+    casts: bool,
 ) -> ModelUnits:
-    """The units from a recording of `tokens` tokens; equal blocks share one Unit."""
+    """The units from a recording of `tokens` tokens; equal blocks share one Unit.
+
+    `skipped` names blocks that did not run, with the block that ran in their place.
+    """
     used_late = recorder.used_after_blocks(parts.aliases)
     adapter, master = parts.adapter, parts.master_dtype
     quantised = _quantised(parts)
@@ -272,7 +240,7 @@ def _units(
     kinds: dict[object, Unit] = {}
     keys = []
     for block in parts.blocks:
-        stage = recorder.stage(block, tokens)
+        stage = recorder.stage(skipped.get(block, block), tokens)
         own = parameters(block, lambda n, block=block: n.removeprefix(f"{block}."))  # type: ignore[misc]
         flops = (stage.matmul_flops, stage.backward_matmul_flops, stage.attention_flops)
         keys.append((own, flops, stage.kernels))

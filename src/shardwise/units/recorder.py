@@ -27,6 +27,7 @@ from shardwise.pytorch.private import (
     ATTENTION,
     CAST,
     GROUPED_MATMUL,
+    SCALAR,
     tree_leaves,
 )
 from shardwise.units.recorded import Record
@@ -60,6 +61,10 @@ class Recorder(DispatchMode):
         self.in_backward = False
         self.saves_nothing = False
         self.boundary_bytes = 0.0
+        # Tokens that a query of the running attention sees at most; None for all.
+        self.window: int | None = None
+        # Whether the model draws a random number per layer and skips the layer below a threshold.
+        self.drops_layers = False
         self._logit_shape = (-1, -1)
         self._first_use: dict[str, bool] = {}
         self._fixed = {storage_key(t) for t in parameters.values()}
@@ -193,11 +198,31 @@ class Recorder(DispatchMode):
 
     # ---- operations -------------------------------------------------------------------------
 
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation; a grouped product of any dtype with the shapes of one in bf16.
+
+        Without data, PyTorch knows grouped products in bf16 alone. Where a model asks whether to
+        drop a layer, the answer is no.
+        """
+        if func is SCALAR and self.drops_layers:
+            return False
+        if func.overloadpacket is not GROUPED_MATMUL or args[0].dtype == torch.bfloat16:
+            return super().run(func, args, kwargs)
+        operands = [
+            x.to(torch.bfloat16) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+            for x in args
+        ]
+        made: torch.Tensor = func(*operands, **{**kwargs, "out_dtype": None})
+        return torch.empty_strided(
+            made.shape, made.stride(), dtype=args[0].dtype, device=args[0].device
+        )
+
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Count one operation and track the storages it allocates."""
         tensors = tensors_in(out)
         flops = flops_of(func, args, kwargs, out)
-        if flops and self.order and self.unit == ROOT and not self.in_backward:
+        attends = ATTENTION in func.__name__
+        if flops and not attends and self.order and self.unit == ROOT and not self.in_backward:
             # The last matmul outside the blocks computes the logits.
             self._logit_shape = (out.shape[-1], out.numel())
         if func is CAST and storage_key(args[0]) in self._fixed:
@@ -212,7 +237,7 @@ class Recorder(DispatchMode):
         for tensor in tensors:
             self._track(tensor)
         if self.in_backward:
-            if ATTENTION not in func.__name__:
+            if not attends:
                 self._of(self.unit).gradient_flops += flops
             self._record_moment(copied, tensors[0].itemsize if copied else 0.0)
         elif not is_view(func, (args, kwargs), tensors):
@@ -231,9 +256,10 @@ class Recorder(DispatchMode):
         attention = ATTENTION in func.__name__
         record.kernels += attention or flops > 0
         if attention:
-            record.attention_flops += flops
             query, key = operands[0][:2]
-            record.attention_span = max(record.attention_span, key.shape[-2])
+            span = min(key.shape[-2], self.window or key.shape[-2])
+            record.attention_flops += flops * span / key.shape[-2]
+            record.attention_span = max(record.attention_span, span)
             record.head_dim = query.shape[-1]
             self._choose(record, tensors)
         elif flops:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.spec import catalogue as known
+from shardwise.spec.catalogue import traced
 from shardwise.spec.hub import PATTERN
 from shardwise.spec.optimizer import OPTIMIZERS
 from shardwise.spec.quantity import show_count
@@ -12,6 +13,7 @@ from shardwise.spec.version import __version__
 from shardwise.stacks.write.exports import STACKS
 from shardwise.step.memory_words import show_memory
 from shardwise.units.decoder import decoder_units
+from shardwise.units.kept_trace import kept_parameters
 
 # Any length does: the number of parameters does not depend on it.
 _SEQ_LEN = 128
@@ -22,8 +24,14 @@ def catalogue() -> dict[str, Any]:
     return {
         "version": __version__,
         "models": [
-            {"name": name, "size": _size(name), "hub": known.hub_names(name)}
-            for name in known.model_names()
+            *(
+                {"name": name, "size": _size(name), "hub": known.hub_names(name)}
+                for name in known.model_names()
+            ),
+            *(
+                {"name": n, "size": show_count(kept_parameters(n)), "hub": traced.hub_names(n)}
+                for n in traced.names()
+            ),
         ],
         "hub_name": PATTERN,
         "devices": [

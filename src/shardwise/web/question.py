@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
 
 from shardwise.spec import catalogue
+from shardwise.spec.catalogue import traced
 from shardwise.spec.cluster import ClusterSpec, parse_cluster
 from shardwise.spec.hub import hub_name
 from shardwise.spec.huggingface import from_config, warn_of_unused
-from shardwise.spec.lookup import Lookup, cluster_from_table
-from shardwise.spec.model import ModelSpec
+from shardwise.spec.lookup import Lookup, Model, cluster_from_table, find_preset
 from shardwise.spec.record import Record, SpecError
 
 # A short option value, and the text of a pasted file.
@@ -90,7 +90,7 @@ def read_question(text: str | bytes) -> Question:
     return Question.read(data)
 
 
-def asked_model(question: Question) -> str | ModelSpec | None:
+def asked_model(question: Question) -> str | Model | None:
     """The model of a question; as text where it is for `PASTED` to read."""
     if question.config is None:
         return question.model
@@ -100,18 +100,23 @@ def asked_model(question: Question) -> str | ModelSpec | None:
     return _described(question.config, name.model.rpartition("/")[2])
 
 
-def _model(text: str) -> ModelSpec:
+def _model(text: str) -> Model:
     """The model of a preset name or of the text of a config.json."""
     if text.lstrip().startswith("{"):
         return _described(text)
+    if traced.named(text) is not None:
+        return find_preset(text)
     if hub_name(text) is not None and text.lower() not in catalogue.hub_presets():
         raise SpecError(f"model: {text} is not in the catalogue; send its config.json as 'config'")
     return catalogue.model(text)
 
 
-def _described(text: str, name: str = "custom") -> ModelSpec:
-    """The model that the text of a config.json describes."""
+def _described(text: str, name: str = "custom") -> Model:
+    """The model that the text of a config.json describes: by formulas, else by a kept trace."""
     config = _table(text, "model")
+    kept = traced.matching(config)
+    if kept is not None:
+        return find_preset(kept)
     model = from_config(config, name)
     warn_of_unused(config)
     return model

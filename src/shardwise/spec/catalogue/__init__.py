@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from shardwise.spec.catalogue import traced
 from shardwise.spec.cluster import ClusterSpec, DeviceSpec
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError, did_you_mean
@@ -22,6 +23,11 @@ HERE = "this machine"
 def model_names() -> list[str]:
     """The names of all model presets."""
     return list(sections("models.toml"))
+
+
+def all_model_names() -> list[str]:
+    """The names of all models: presets of sizes, then those with a kept trace."""
+    return [*model_names(), *traced.names()]
 
 
 @cache
@@ -41,7 +47,7 @@ def model(name: str) -> ModelSpec:
     folded = {known.lower(): known for known in model_names()}
     known = hub_presets().get(name.lower()) if "/" in name else folded.get(name.lower())
     if known is None:
-        hint = did_you_mean(name, model_names()) or (
+        hint = did_you_mean(name, all_model_names()) or (
             "; give a folder with its config.json, or a name of 'shardwise catalog models'"
         )
         raise SpecError(f"model: unknown model {name[:60]!r}{hint}")
