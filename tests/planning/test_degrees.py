@@ -10,6 +10,7 @@ import pytest
 from shardwise.planning.api import plan
 from shardwise.planning.degrees import degrees, of_groups
 from shardwise.planning.layout import Degrees
+from shardwise.planning.make import make_plan
 from shardwise.planning.plan import Plan
 from shardwise.planning.price import price_one
 from shardwise.planning.problem import Problem, Units
@@ -21,6 +22,7 @@ from shardwise.planning.reasons.warnings import FewerDevices, NoPeerToPeer
 from shardwise.planning.rows import Candidate
 from shardwise.planning.space import Space
 from shardwise.predict.rates import comparison_error
+from shardwise.spec.catalogue import figure
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import find_cluster, find_model
 from shardwise.spec.record import SpecError
@@ -197,7 +199,9 @@ def test_a_batch_that_nothing_divides_is_kept_on_fewer_devices(tolerance: float 
 def test_cards_without_peer_to_peer_are_not_divided_unless_asked_for() -> None:
     found = plan("llama-3-8b", "8xRTX-4090")
     assert found.winner is None
-    assert any(isinstance(one, NoPeerToPeer) for one in found.warnings)
+    (warning,) = (one for one in found.warnings if isinstance(one, NoPeerToPeer))
+    assert (warning.link_rate, warning.divided) == (32e9, False)
+    assert warning.host_rate == figure("through_host") * 32e9
     offered = [one for one in found.tips if isinstance(one, Alternative)]
     assert {one.change for one in offered} == {"optimizer", "adapter", "offload"}
     assert all(one.needed_bytes <= found.limit_bytes for one in offered)
@@ -206,3 +210,14 @@ def test_cards_without_peer_to_peer_are_not_divided_unless_asked_for() -> None:
     problem = asked("llama-3-8b", "8xRTX-4090", 4096)
     assert {pair.tensor for pair in degrees(problem, Space())} == {1}
     assert {pair.tensor for pair in degrees(problem, Space(tensor=(4,)))} == {1, 4}
+
+
+def test_a_warning_does_not_contradict_tensor_parallelism_that_was_asked_for() -> None:
+    for model, tensor in (("qwen3-4b", 1), ("llama-3-8b", 4)):
+        problem = asked(model, "8xRTX-4090", 4096)
+        found = make_plan(problem, space=Space(tensor=(4,), context=(1,)))
+        (warning,) = (one for one in found.warnings if isinstance(one, NoPeerToPeer))
+        assert chosen(found).strategy.mesh.tensor == tensor
+        assert warning.divided == (tensor > 1)
+    one_each = make_plan(asked("gpt2", "2x1xRTX-4090@100Gbps", 1024))
+    assert not any(isinstance(one, NoPeerToPeer) for one in one_each.warnings)

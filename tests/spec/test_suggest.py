@@ -25,7 +25,12 @@ DEVICES = {
     "H200": {"H200-SXM"},
     "RTX4090": {"RTX-4090"},
     "4090": {"RTX-4090"},
-    "rtx-4080": {"RTX-4090"},
+    "rtx-4085": {"RTX-4080", "RTX-4090"},
+    "RTX-4070": {"RTX-4070-Ti-SUPER"},
+    "RTX-A600": {"RTX-A6000"},
+    "RTX-6000": {"RTX-6000-Ada"},
+    "H800": {"H800-SXM"},
+    "P100": {"P100-PCIe-16GB"},
     "V100": {"V100-SXM2-16GB", "V100-SXM2-32GB"},
     "V100-32GB": {"V100-SXM2-32GB"},
     "MI300": {"MI300X"},
@@ -89,7 +94,7 @@ def test_all_variants_of_a_device_are_offered(word: str) -> None:
     assert {"A100-40GB", "A100-80GB"} <= set(suggestions(word, catalogue.devices()))
 
 
-@pytest.mark.parametrize("word", ["", "?", "T4", "TPU-v5", "A30", "Z1000", "banana"])
+@pytest.mark.parametrize("word", ["", "?", "K80", "TPU-v5", "A30", "Z1000", "banana"])
 def test_nothing_is_offered_where_nothing_is_near(word: str) -> None:
     assert suggestions(word, catalogue.devices()) == []
 

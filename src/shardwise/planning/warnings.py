@@ -30,6 +30,7 @@ from shardwise.planning.rows import Candidate
 from shardwise.planning.space import Space
 from shardwise.predict.fit import other_parallelism
 from shardwise.predict.intervals import evidence
+from shardwise.predict.kernels import coefficients_for
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.optimizer_sharding import INSTEAD
@@ -90,8 +91,7 @@ def warnings_of(
         adapter = model.adapter
         if adapter is not None and adapter.base in ("nf4", "int8") and isinstance(model, ModelSpec):
             yield UnquantizedExperts(stored=adapter.base, kept_in=adapter.float_dtype)
-    if not device.p2p and problem.cluster.devices > 1:
-        yield NoPeerToPeer(device=device.name, link=device.link)
+    yield from _of_link(problem.cluster, winner)
     if winner is not None and found.is_tight(winner):
         free = found.limit_bytes - winner.needed_bytes
         yield Fragile(
@@ -99,6 +99,19 @@ def warnings_of(
             headroom=free / found.limit_bytes,
             wanted=WANTED_HEADROOM,
             assumes_even_routing=experts is not None,
+        )
+
+
+def _of_link(cluster: ClusterSpec, winner: Candidate | None) -> Iterator[Reason]:
+    """A warning about devices of one node that cannot read each other's memory."""
+    device, k = cluster.device, coefficients_for(cluster)
+    if not device.p2p and cluster.devices_per_node > 1 and k is not None:
+        yield NoPeerToPeer(
+            device=device.name,
+            link=device.link,
+            link_rate=device.link_bandwidth,
+            host_rate=k.link_efficiency * device.link_bandwidth,
+            divided=winner is not None and winner.strategy.mesh.tensor > 1,
         )
 
 

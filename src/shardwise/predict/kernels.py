@@ -12,7 +12,7 @@ from typing import NamedTuple, get_args
 
 from shardwise.predict.level import correction
 from shardwise.predict.rates import Coefficients
-from shardwise.spec.catalogue import device_coefficients, devices, step_coefficients
+from shardwise.spec.catalogue import device_coefficients, devices, figure, step_coefficients
 from shardwise.spec.cluster import ClusterSpec, DeviceSpec
 from shardwise.spec.dtype import LinearDType
 from shardwise.spec.kernels import (
@@ -46,9 +46,17 @@ _MEASURED: Mapping[Architecture, tuple[str, ...]] = {
 }
 # GeForce cards: tensor cores that accumulate in fp32 run at half their rate, so power limits them
 # less than the cards for servers of their generation.
-_HALF_RATE = ("RTX-3090", "RTX-4090", "RTX-5090")
+_HALF_RATE = (
+    *("RTX-3060-12GB", "RTX-3080", "RTX-3090"),
+    *("RTX-4060-Ti-16GB", "RTX-4070-Ti-SUPER", "RTX-4080", "RTX-4090"),
+    *("RTX-5060-Ti-16GB", "RTX-5070-Ti", "RTX-5080", "RTX-5090"),
+)
 # Devices of another name with the same chip.
-_SAME = {"A100-40GB": "A100-80GB", "A800-80GB": "A100-80GB", "H100-96GB-500W": "H100-SXM"}
+_SAME = {
+    **dict.fromkeys(("A100-40GB", "A800-80GB"), "A100-80GB"),
+    **dict.fromkeys(("H100-96GB-500W", "H800-SXM", "GH200"), "H100-SXM"),
+    "RTX-PRO-6000": "RTX-PRO-6000-Server",
+}
 # Generations whose tensor cores have no 8-bit dtype, and those that scale blocks of 32 values.
 _SIXTEEN_BITS: tuple[Architecture, ...] = ("volta", "ampere")
 _SCALED_IN_BLOCKS: tuple[Architecture, ...] = ("blackwell", "blackwell-pcie")
@@ -82,12 +90,13 @@ class _Place(NamedTuple):
     kind: Architecture
     nvlink: bool
     half_rate: bool = False
+    p2p: bool = True
 
     @classmethod
     def of(cls, device: DeviceSpec) -> _Place:
         name = _SAME.get(device.name, device.name)
         nvlink, half_rate = "NVLink" in device.link, name in _HALF_RATE
-        return cls(name, architecture(device), nvlink, half_rate)
+        return cls(name, architecture(device), nvlink, half_rate, device.p2p)
 
 
 def coefficients_for(cluster: ClusterSpec) -> Coefficients | None:
@@ -262,7 +271,13 @@ def _narrow(place: _Place, name: str) -> float:
 
 @cache
 def _links(place: _Place) -> dict[str, float]:
-    """The coefficients of the link inside a node, from a measured all-gather or a default."""
+    """The coefficients of the link inside a node, from a measured all-gather or a default.
+
+    Without peer-to-peer copies, all collectives go through host memory.
+    """
+    if not place.p2p:
+        share = figure("through_host")
+        return {"link_efficiency": share, "exchange_efficiency": share, "hop_latency_s": _HOP_S}
     found = _nearest(place, "collective", "all-gather", dtype="any")
     gather = found.kernel if found and (found.own or place.nvlink) else None
     if not isinstance(gather, CollectiveKernel):

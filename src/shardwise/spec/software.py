@@ -25,13 +25,15 @@ Head = Literal["plain", "16-bit loss", "vocabulary chunks"]
 DEFAULT = "torch-2.13"
 
 _ARCHITECTURES: Mapping[str, Architecture] = {
-    **dict.fromkeys(("V100", "T4"), "volta"),
-    **dict.fromkeys(("A100", "A800", "A10G", "A6000", "3090"), "ampere"),
-    **dict.fromkeys(("L40S", "L4", "4090"), "ada"),
-    **dict.fromkeys(("H100", "H200", "H800", "GH200"), "hopper"),
+    # Pascal and Turing run the same kernels: neither has bf16.
+    **dict.fromkeys(("P100", "V100", "T4"), "volta"),
+    **dict.fromkeys(("A100", "A800", "A10G", "A40", "A5000", "A6000"), "ampere"),
+    **dict.fromkeys(("3060", "3080", "3090"), "ampere"),
+    **dict.fromkeys(("L40S", "L4", "ADA", "4060", "4070", "4080", "4090"), "ada"),
+    **dict.fromkeys(("H20", "H100", "H200", "H800", "GH200"), "hopper"),
     **dict.fromkeys(("B200", "GB200", "B300", "GB300"), "blackwell"),
-    **dict.fromkeys(("5090", "PRO"), "blackwell-pcie"),
-    **dict.fromkeys(("MI250X", "MI300X", "MI325X", "MI355X"), "cdna"),
+    **dict.fromkeys(("5060", "5070", "5080", "5090", "PRO"), "blackwell-pcie"),
+    **dict.fromkeys(("MI250X", "MI300A", "MI300X", "MI325X", "MI355X"), "cdna"),
 }
 # Unknown devices are treated as hopper above this dense half-precision peak, else as ampere.
 _NEWER_PEAK = 500e12

@@ -174,11 +174,22 @@ class NoPeerToPeer(Reason):
 
     device: str
     link: str
+    # Bytes per second of the link, and those predicted for collectives through host memory.
+    link_rate: float
+    host_rate: float
+    # Whether the recommended layout has tensor parallelism all the same, because it was asked for.
+    divided: bool
 
     def words(self, blocks: int | None = None) -> str:
+        rates = f"{self.host_rate / 1e9:.0f} of the {self.link_rate / 1e9:.0f} GB/s of {self.link}"
+        advice = (
+            "so do the exchanges of tensor parallelism"
+            if self.divided
+            else "tensor parallelism is not recommended"
+        )
         return (
-            f"{self.device} has no peer-to-peer over {self.link}: tensor parallelism is not "
-            "recommended."
+            f"{self.device} has no peer-to-peer: collectives go through host memory, predicted at "
+            f"{rates}; {advice}."
         )
 
 
