@@ -60,6 +60,8 @@ FORMS: list[dict[str, Any]] = [
     {"strategy": "zero3:8 tp2"},
     {"strategy": {"kind": "hsdp", "recompute": 0.5, "reshard_after_forward": 4}},
     {"cluster": {"device": "A100-80GB", "nodes": 2, "devices_per_node": 8, "network": "200Gbps"}},
+    {"cluster": "2xa3-megagpu-8g"},
+    {"cluster": {"instance": "p5.48xlarge", "nodes": 2}},
     {"adapter": {"rank": 8, "targets": "q_proj"}},
     {"train": {"checkpoint": False}, "data": {"path": "text"}},
 ]
@@ -173,6 +175,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "memory": ("plan", *MANY, "--objective", "memory"),
     "none fits": ("plan", "--model", "llama-3-70b", "--cluster", "2xA100-40GB"),
     "one device": ("plan", *JOB, "--cluster", "1xH100-SXM"),
+    "list price": ("plan", *JOB, "--cluster", "2xp5.48xlarge", "--tokens", "1T"),
     "vary": ("whatif", *MANY, "--vary", "devices=12,32", "--tokens", "1T", "--deadline", "1"),
     "least": ("whatif", *MANY, "--least", "network", "--for", "mfu=30%"),
     "not met": ("whatif", *MANY, "--least", "network", "--for", "mfu=99%"),

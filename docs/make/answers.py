@@ -37,7 +37,7 @@ RECORDS = (Candidate, Change, Target, Mesh)
 
 def plan_schema() -> Schema:
     """What `shardwise plan --json` prints."""
-    return _answer("plan", _plan(), ("size", "deadline"))
+    return _answer("plan", _plan(), ("size", "list_price", "deadline"))
 
 
 def whatif_schema() -> Schema:
@@ -50,8 +50,9 @@ def whatif_schema() -> Schema:
         "studies": (_list(study), "One for each --vary."),
         "least": (_ref("least"), "The answer of --least."),
         "deadline": (_ref("least"), "Devices that would meet --deadline; absent where it is met."),
+        "list_price": (_list_price(), "The price of the instance, where no price was given."),
     }
-    return _answer("whatif", keys, ("least", "deadline"))
+    return _answer("whatif", keys, ("least", "deadline", "list_price"))
 
 
 # ---- whole answers --------------------------------------------------------------------------
@@ -98,6 +99,7 @@ def _plan() -> dict[str, tuple[Schema, str]]:
         "aim": (_or_null("reason"), "What the objective decided, where it is not throughput."),
         "size": (size, "The number of devices; with objective money."),
         "cost": (_or_null("cost"), "Of the recommended configuration."),
+        "list_price": (_list_price(), "The price of the instance, where no price was given."),
         "winner": (_or_null("configuration"), "The recommended one; null if none fits."),
         "layouts": (_list(_ref("configuration")), "The best of each layout, fastest first."),
         "baselines": (_list(baseline), "DDP, and what runs today."),
@@ -162,6 +164,14 @@ def _cost() -> Schema:
         "failures": (NUMBER, "The share of the time that is allowed for failures."),
     }
     return _object(tuple(keys), **keys)
+
+
+def _list_price() -> Schema:
+    return _object(
+        instance=(TEXT, "Its name."),
+        usd_per_gpu_hour=(NUMBER, "On demand, in US dollars."),
+        day=(TEXT, "The day of the price, such as 2026-08-22."),
+    )
 
 
 def _point() -> Schema:

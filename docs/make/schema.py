@@ -18,6 +18,7 @@ from shardwise.spec.adapter import Adapter
 from shardwise.spec.calibration import Calibration
 from shardwise.spec.cluster import ClusterSpec, DeviceSpec
 from shardwise.spec.families import FAMILIES
+from shardwise.spec.instance import instances
 from shardwise.spec.job import Job
 from shardwise.spec.level import Level
 from shardwise.spec.model import ModelSpec
@@ -52,7 +53,10 @@ _ENUMS = {
     "ModelSpec.family": lambda _: list(FAMILIES),
 }
 # Words that an editor offers, among others.
-_OFFERED = {"ClusterSpec.device": lambda: list(catalogue.devices())}
+_OFFERED = {
+    "ClusterSpec.device": lambda: list(catalogue.devices()),
+    "ClusterSpec.instance": lambda: list(instances()),
+}
 _STARTS = {
     "preset": "A model of the catalogue; fields beside it replace its own.",
     "config": "Path of a Hugging Face config.json, or of its folder.",
@@ -66,7 +70,7 @@ def run_schema() -> dict[str, Any]:
     sections = {
         "model": _model(),
         "adapter": either(_TEXT, _table(Adapter)),
-        "cluster": either(_TEXT, _table(ClusterSpec)),
+        "cluster": _cluster(),
         "job": _job(),
         "strategy": either(_TEXT, _table(Strategy)),
         "train": _table(TrainSettings),
@@ -97,6 +101,14 @@ def _model() -> dict[str, Any]:
     forms = [named, _TEXT, {"required": table.pop("required")}]
     forms += [{"required": [start]} for start in _STARTS]
     return {**either(_TEXT, {**table, "properties": {**fields, **starts}}), "anyOf": forms}
+
+
+def _cluster() -> dict[str, Any]:
+    """A shorthand, or a table that names its device or an instance."""
+    table = _table(ClusterSpec)
+    assert table.pop("required") == ["device"]
+    forms = [_TEXT, {"required": ["device"]}, {"required": ["instance"]}]
+    return {**either(_TEXT, table), "anyOf": forms}
 
 
 def _job() -> dict[str, Any]:

@@ -24,6 +24,8 @@ def printed(*words: str) -> str:
         ["models"],
         ["devices"],
         ["devices", "h100-sxm"],
+        ["instances"],
+        ["instances", "p5.48xlarge"],
         ["accuracy"],
         ["accuracy", "l4"],
         ["kernels"],
@@ -51,6 +53,21 @@ def test_devices_as_csv_and_markdown_are_those_of_the_json() -> None:
         assert row["bf16_flops"] == ("" if peak is None else str(parse_flops(peak)))
         assert text["memory"] == f"{parse_bytes(entry['memory']) / 2**30:.2f} GiB"
         assert text["per node"] == row["node_size"] == str(entry["node_size"])
+
+
+def test_instances_as_csv_are_those_of_the_json() -> None:
+    known = json.loads(printed("instances", "--json"))
+    for row, entry in zip(csv_rows(printed("instances", "--csv")), known, strict=True):
+        assert (row["name"], row["device"]) == (entry["name"], entry["device"])
+        gpus = int(row["gpus"])
+        assert gpus == entry["gpus"]
+        network = parse_rate(entry["network"]) * 8e-9 / gpus if "network" in entry else None
+        assert row["network_gbps_per_gpu"] == ("" if network is None else str(network))
+        price = entry.get("usd_per_hour")
+        assert row["usd_per_gpu_hour"] == ("" if price is None else str(price / gpus))
+        assert row["priced"] == entry.get("priced", "")
+    (sentence,) = refusal("catalog", "instances", "p5.48xlrge")
+    assert "did you mean 'p5.48xlarge'" in sentence
 
 
 def test_models_as_csv_are_those_of_the_json() -> None:

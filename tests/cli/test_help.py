@@ -112,4 +112,5 @@ def test_completion_knows_the_catalogue() -> None:
     assert completed("shardwise cal") == ["calibrate"]
     assert "llama-3-8b" in completed("shardwise plan --model llama-3-")
     assert "4x8xH100-SXM" in completed("shardwise plan --cluster 4x8xH100")
+    assert "4xp5.48xlarge" in completed("shardwise plan --cluster 4xp5.4")
     assert completed("shardwise export run.toml --to kub") == ["kubernetes"]

@@ -24,7 +24,7 @@ from shardwise.planning.problem import Problem
 from shardwise.planning.rows import Candidate
 from shardwise.predict.intervals import error_interval
 from shardwise.predict.rates import comparison_error
-from shardwise.report.money import size_words, sizes_table
+from shardwise.report.money import cost_words, size_words, sizes_table
 from shardwise.report.table import csv_text
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import find_cluster, find_model
@@ -41,6 +41,60 @@ def size(devices: int, tokens_per_s: float) -> Sized:
     (cluster,) = (part for part in PARTS if part.devices == devices)
     strategy = Strategy(kind="ddp").resolve(devices, 8)
     return Sized(cluster, Candidate(strategy, 1.0, 1.0, tokens_per_s, 1.0, 1.0, 0.0, 0.0, 0.0))
+
+
+LISTED = "2xp5.48xlarge"
+
+
+def asked(cluster: str) -> Problem:
+    job = Job(seq_len=4096)
+    return Problem(find_model("llama-3-8b"), find_cluster(cluster), job, Strategy(kind="zero3"))
+
+
+def test_an_instance_is_planned_like_its_cluster_and_has_a_price_with_its_day() -> None:
+    """55.04 USD an hour for 8 GPUs, on 2026-08-22."""
+    budget = Budget(tokens=1e12)
+    found = make_plan(asked(LISTED), budget=budget, in_full=False)
+    spelled = make_plan(asked("2x8xH100-SXM@400Gbps"), budget=budget, in_full=False)
+    assert found.winner == spelled.winner
+    assert found.layouts == spelled.layouts
+    assert found.winner is not None
+    cost, without = found.cost(found.winner), spelled.cost(found.winner)
+    assert cost.money == pytest.approx(without.device_hours * 55.04 / 8)
+    assert without.money is None
+    assert cost.device_hours == without.device_hours
+    words = cost_words(found.budget, found.winner.tokens_per_s, found.problem.cluster)
+    assert "6.88 USD per GPU-hour" in words
+    assert "p5.48xlarge of 2026-08-22" in words
+    assert found.to_dict()["list_price"] == {
+        "instance": "p5.48xlarge", "usd_per_gpu_hour": 6.88, "day": "2026-08-22",
+    }  # fmt: skip
+    assert "list_price" not in spelled.to_dict()
+
+
+def test_a_price_that_is_given_wins() -> None:
+    cluster = find_cluster(LISTED)
+    given = Budget(tokens=1e12, price=2.5).with_list_price(cluster)
+    assert (given.price, given.listed) == (2.5, None)
+    assert "USD" not in cost_words(given, 1e5, cluster)
+    # Without a price in the list, or without an instance, there is none.
+    for other in ("p5e.48xlarge", "8xH100-SXM"):
+        assert Budget(tokens=1e12).with_list_price(find_cluster(other)).price is None
+    # The price is that of the instance's device.
+    listed = Budget(tokens=1e12).with_list_price(cluster)
+    assert listed.price_of("H100-SXM") == 6.88
+    with pytest.raises(SpecError, match="no price for A100-80GB"):
+        listed.price_of("A100-80GB")
+    # No cost was asked for, so none is told.
+    assert not make_plan(asked("p5.48xlarge"), in_full=False).budget.given
+
+
+def test_instances_are_rented_whole() -> None:
+    assert [part.devices for part in smaller_clusters(find_cluster("3xp5.48xlarge"))] == [8, 16, 24]
+    found = make_plan(asked("3xp5.48xlarge"), objective="money", in_full=False)
+    assert found.size_choice is not None
+    assert {one.cluster.devices for one in found.size_choice.sizes} <= {8, 16, 24}
+    assert found.budget.listed is not None
 
 
 def check_choice(choice: SizeChoice, budget: Budget, slack: float = 0.0) -> None:

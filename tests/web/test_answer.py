@@ -14,6 +14,7 @@ import pytest
 from shardwise.planning.api import plan_run
 from shardwise.step.memory_words import show_memory
 from shardwise.web.answer import answer
+from shardwise.web.catalogue import catalogue
 from tests.command import environment, shardwise
 from tests.gate import first_in_gate
 
@@ -281,6 +282,27 @@ def test_what_would_fit_names_its_host_memory_and_its_command() -> None:
     verdict = ask(ask="plan", model="llama-3-70b", cluster="1xH100-SXM")["html"]["verdict"]
     for said in ("No configuration fits", "--offload", "of host memory", "shardwise estimate"):
         assert said in verdict
+
+
+def test_an_instance_is_found_without_files_or_torch() -> None:
+    asked = {"model": "llama-3-8b", "cluster": "2xa3-megagpu-8g", "tokens": "1T"}
+    code = (
+        "import json, sys; from shardwise.web.answer import answer; "
+        "found = json.loads(answer(sys.argv[1])); "
+        "print(json.dumps([found['problems'], found['json'], 'torch' in sys.modules]))"
+    )
+    question = json.dumps({"ask": "plan", **asked})
+    done = subprocess.run(
+        [sys.executable, "-c", code, question],
+        env=environment(), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    problems, found, with_torch = json.loads(done.stdout)
+    assert (problems, with_torch) == ([], False)
+    words = [part for name, value in asked.items() for part in (f"--{name}", value)]
+    assert found.strip() == shardwise("plan", *words, "--json").stdout.strip()
+    assert json.loads(found)["list_price"]["instance"] == "a3-megagpu-8g"
+    offered = {one["name"]: one for one in catalogue()["instances"]}
+    assert offered["p5.48xlarge"]["device"] == "H100-SXM"
 
 
 @pytest.mark.parametrize(("cluster", "adapter"), [("1xRTX-4090", "qlora:16"), ("8xRTX-4090", None)])

@@ -1,4 +1,4 @@
-"""`shardwise catalog`: models and devices that can be named, measured kernels, accuracy."""
+"""`shardwise catalog`: models, devices and instances by name, measured kernels, accuracy."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Section(StrEnum):
 
     models = "models"
     devices = "devices"
+    instances = "instances"
     accuracy = "accuracy"
     kernels = "kernels"
     software = "software"
@@ -32,7 +33,7 @@ def catalog(
     section: Annotated[
         str,
         typer.Argument(
-            help="models, devices, accuracy, kernels or software.",
+            help="models, devices, instances, accuracy, kernels or software.",
             autocompletion=lambda: list(Section),
         ),
     ] = Section.models.value,
@@ -46,8 +47,9 @@ def catalog(
     as_csv: CsvOption = False,
     as_markdown: MarkdownOption = False,
 ) -> None:
-    """List the models and devices that can be named, every figure with its source.
+    """List the models, devices and instances that can be named, every figure with its source.
 
+    `instances` lists machines that providers rent, their network and on-demand prices.
     `accuracy` lists errors of predictions by device, and how many independent runs and sources
     they come from. `kernels` lists measured kernels (attention, matrix products, element-wise
     operations, collectives): the coefficients of simple forms, fitted to published measurements.

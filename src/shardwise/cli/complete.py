@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
+
+_COUNTS = re.compile(r"(?:\d+x){0,2}")
 
 
 def words(*known: str) -> Callable[[str], list[str]]:
@@ -24,14 +27,16 @@ def models(incomplete: str) -> list[str]:
 
 
 def clusters(incomplete: str) -> list[str]:
-    """Clusters with each device that completes the end of `incomplete`, such as `4x8x…`."""
+    """Clusters that begin with `incomplete`: counts such as `4x8x`, then a device or instance."""
     from shardwise.spec import catalogue
+    from shardwise.spec.instance import instances
 
-    counts, x, name = incomplete.rpartition("x")
-    # A device name may contain an x, so the text before the last x need not be counts.
-    if not counts.replace("x", "").isdigit():
-        counts, x, name = "", "", incomplete
-    return [f"{counts}{x}{device}" for device in _that_begin(catalogue.devices(), name)]
+    counts = _COUNTS.match(incomplete)
+    assert counts is not None  # no count is one, too
+    start, name = counts[0], incomplete[counts.end() :]
+    # An instance has its own number of GPUs: it takes one count at most.
+    known = [*catalogue.devices(), *(instances() if start.count("x") < 2 else ())]
+    return [f"{start}{one}" for one in _that_begin(known, name)]
 
 
 def stacks(incomplete: str) -> list[str]:

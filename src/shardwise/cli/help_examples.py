@@ -89,6 +89,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "catalog": {
         "All devices": "shardwise catalog devices",
         "One device with its sources": "shardwise catalog devices H100-SXM",
+        "Instances of providers, with prices": "shardwise catalog instances",
         "Accuracy by device": "shardwise catalog accuracy",
         "Measured kernels of one device": "shardwise catalog kernels --device H100-SXM",
     },

@@ -35,8 +35,8 @@ ClusterOption = Annotated[
     str | None,
     typer.Option(
         "--cluster",
-        help="Nodes x GPUs x device @ network per GPU, such as 4x8xH100-SXM@400Gbps or "
-        "8xA100-80GB; or a TOML file. Default: the run.toml's.",
+        help="4x8xH100-SXM@400Gbps (nodes x GPUs x device @ network per GPU), 4xp5.48xlarge, or "
+        "a TOML file. Default: the run.toml's.",
         autocompletion=complete.clusters,
     ),
 ]
@@ -95,7 +95,7 @@ TokensOption = Annotated[
     str | None,
     typer.Option(
         "--tokens",
-        help="Tokens to train on, such as 1T; adds the time and, with --price, the cost.",
+        help="Tokens to train on, such as 1T; adds the time and, with a price, the cost.",
     ),
 ]
 PriceOption = Annotated[

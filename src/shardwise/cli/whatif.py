@@ -143,6 +143,7 @@ def whatif(
         planned=not fixed,
     )
     problem = Problem(described.model, described.cluster, described.job, described.strategy)
+    budget = budget.with_list_price(described.cluster)
     kept = described.strategy if fixed else None
     studies = [(name, study(problem, name, values, kept)) for name, values in asked]
     found = None
@@ -185,6 +186,7 @@ def _as_dict(
         ],
         **({"least": found.to_dict(budget)} if found else {}),
         **({"deadline": more.to_dict(budget)} if more else {}),
+        **({"list_price": budget.listed._asdict()} if budget.listed else {}),
     }
 
 

@@ -89,7 +89,7 @@ def make_plan(
     Without `in_full`, plans for other networks are left out; they take a third of the time.
     """
     check(problem)
-    budget = budget or Budget()
+    budget = (budget or Budget()).with_list_price(problem.cluster, asked=objective == "money")
     problem, aim, size_choice = _aimed(problem, objective, space, budget)
     search, found, warnings = _searched(problem, space or Space())
     problem, units = search.problem, search.units

@@ -12,6 +12,7 @@ from shardwise.planning.search import Search
 from shardwise.planning.space import Space
 from shardwise.predict.intervals import Regime, error_interval
 from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.instance import find_instance
 from shardwise.spec.quantity import QuantityError, parse_count
 from shardwise.spec.record import Problems, SpecError
 
@@ -55,6 +56,14 @@ class Cost(NamedTuple):
         return {**known, "interval": list(self.interval), "failures": self.failures}
 
 
+class ListPrice(NamedTuple):
+    """A provider's on-demand price of an instance, in US dollars per GPU-hour, and its day."""
+
+    instance: str
+    usd_per_gpu_hour: float
+    day: str
+
+
 class Budget(NamedTuple):
     """Tokens to train on, price per device-hour and deadline; each optional.
 
@@ -66,11 +75,23 @@ class Budget(NamedTuple):
     deadline_s: float | None = None
     # The kind of runs whose error interval applies.
     regime: Regime = "dense"
+    # Where the price is from, if nobody gave one.
+    listed: ListPrice | None = None
 
     @property
     def given(self) -> bool:
         """Whether tokens or a price are given."""
         return self.tokens is not None or self.price is not None
+
+    def with_list_price(self, cluster: ClusterSpec, *, asked: bool = False) -> Budget:
+        """The budget with the price of the cluster's instance.
+
+        Unchanged if it has a price, or neither tokens nor `asked` costs need one.
+        """
+        listed = list_price(cluster)
+        if self.price is not None or listed is None or not (asked or self.tokens is not None):
+            return self
+        return self._replace(price={cluster.device.name: listed.usd_per_gpu_hour}, listed=listed)
 
     def price_of(self, device: str) -> float | None:
         """Price per device-hour; None without prices.
@@ -122,6 +143,14 @@ class Budget(NamedTuple):
         return self.tokens / tokens_per_s <= self.deadline_s
 
 
+def list_price(cluster: ClusterSpec) -> ListPrice | None:
+    """The list price of the cluster's instance; None without an instance or a price."""
+    found = None if cluster.instance is None else find_instance(cluster.instance)
+    if found is None or found.usd_per_gpu_hour is None or found.priced is None:
+        return None
+    return ListPrice(found.name, found.usd_per_gpu_hour, found.priced)
+
+
 def failures_share(cluster: ClusterSpec) -> float:
     """The share of training time that is allowed for failures and replayed steps, at most 0.5."""
     return min(0.5, FAILURES_PER_DEVICE * cluster.devices)
@@ -168,12 +197,15 @@ def _unreadable(text: str) -> SpecError:
 
 
 def smaller_clusters(cluster: ClusterSpec) -> list[ClusterSpec]:
-    """Parts of the cluster, the smallest first: parts of a node, full nodes, the full cluster."""
+    """Parts of the cluster, the smallest first: parts of a node, full nodes, the full cluster.
+
+    Instances are rented whole, so they have no parts of a node.
+    """
     steps = sorted({base * 2**power for base in (1, 3) for power in range(20)})
     parts = [
         cluster.but(nodes=1, devices_per_node=size)
         for size in steps
-        if size < cluster.devices_per_node
+        if size < cluster.devices_per_node and cluster.instance is None
     ]
     nodes = [count for count in steps if count < cluster.nodes]
     return [*parts, *(cluster.but(nodes=count) for count in nodes), cluster]

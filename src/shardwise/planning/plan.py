@@ -145,6 +145,7 @@ class Plan(NamedTuple):
             "aim": self.aim.to_dict() if self.aim else None,
             **({"size": self.size_choice.to_dict(self.budget)} if self.size_choice else {}),
             "cost": self.cost(self.winner).to_dict() if self.winner else None,
+            **({"list_price": self.budget.listed._asdict()} if self.budget.listed else {}),
             "winner": told(self.winner) if self.winner else None,
             "layouts": [told(c) for c in self.layouts],
             "baselines": [

@@ -1,7 +1,8 @@
-"""The catalogue of models, devices and software as tables."""
+"""The catalogue of models, devices, instances and software as tables."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from shardwise.report.screen import screen, terminal_table
@@ -9,7 +10,9 @@ from shardwise.report.table import Cell, Column, Table
 from shardwise.spec import catalogue
 from shardwise.spec.catalogue import traced
 from shardwise.spec.huggingface import config_table
+from shardwise.spec.instance import Instance, find_instance, instances
 from shardwise.spec.quantity import show_count, show_gib
+from shardwise.spec.record import SpecError, did_you_mean
 from shardwise.spec.software import find_software, software_names
 from shardwise.units.decoder import decoder_units
 from shardwise.units.kept_trace import kept_parameters
@@ -35,6 +38,15 @@ _DEVICE_COLUMNS = (
     Column("link_bytes_per_s", "link, one way", lambda rate: f"{rate / 1e9:,.0f} GB/s"),
     Column("node_size", "per node"),
 )
+_INSTANCE_COLUMNS = (
+    Column("name", "name", left=True),
+    Column("provider", "provider", left=True, on_screen=False),
+    Column("device", "GPUs", left=True),
+    Column("gpus", "GPUs per node", on_screen=False),
+    Column("network_gbps_per_gpu", "Gbps", lambda rate: f"{rate:,.4g}"),
+    Column("usd_per_gpu_hour", "USD/h", lambda price: f"{price:,.2f}"),
+    Column("priced", "price of", lambda day: str(day)[:-3]),
+)
 _SOFTWARE_COLUMNS = (
     Column("name", "name", left=True),
     Column("date", "date", left=True),
@@ -43,6 +55,10 @@ _SOFTWARE_COLUMNS = (
     Column("blackwell", "Blackwell", left=True),
     Column("head", "head and loss", left=True),
     Column("level", "step time", lambda level: f"{level - 1:+z.0%}"),
+)
+_OF_ONE_GPU = (
+    "\nGbps and USD/h are of one GPU: its share of the machine's network, one way, and of its "
+    "on-demand price in that month. Prices move: --price sets today's."
 )
 _ENTRY_COLUMNS = (
     Column("field", "field", left=True),
@@ -98,6 +114,21 @@ def _devices(name: str | None) -> list[dict[str, Any]]:
     return [device.model_dump(mode="json", exclude_none=True) for device in chosen]
 
 
+def _instances(name: str | None) -> list[dict[str, Any]]:
+    """Instances of providers; only one if `name` is given."""
+    chosen = list(instances().values()) if name is None else [_instance(name)]
+    return [one.model_dump(mode="json", exclude_defaults=True) for one in chosen]
+
+
+def _instance(name: str) -> Instance:
+    """The instance called `name`; SpecError if there is none."""
+    found = find_instance(name)
+    if found is None:
+        hint = did_you_mean(name, instances()) or "; see 'shardwise catalog instances'"
+        raise SpecError(f"unknown instance {name[:60]!r}{hint}")
+    return found
+
+
 def _software(name: str | None) -> list[dict[str, Any]]:
     """Software stacks; `level` is their measured step time over the kernel-based prediction.
 
@@ -112,42 +143,72 @@ def _software(name: str | None) -> list[dict[str, Any]]:
     return found
 
 
-_ENTRIES = {"models": _models, "devices": _devices, "software": _software}
+_ENTRIES = {
+    "models": _models,
+    "devices": _devices,
+    "instances": _instances,
+    "software": _software,
+}
 
 
 def section_table(section: str, found: list[dict[str, Any]]) -> Table:
     """Table of a section with one row per entry."""
-    if section == "models":
-        table = Table(_MODEL_COLUMNS)
-        for entry in found:
-            table.add(*(entry[column.key] for column in _MODEL_COLUMNS))
-        return table
-    if section == "software":
-        table = Table(_SOFTWARE_COLUMNS)
-        for entry in found:
-            level = entry["level"]
-            table.add(
-                *(entry[key] for key in ("name", "date")),
-                *(entry["attention"][kind] for kind in ("ampere", "hopper", "blackwell")),
-                entry["head"],
-                Cell(None, "not measured") if level is None else level,
-            )
-        return table
-    table = Table(_DEVICE_COLUMNS)
+    columns, cells = _ROWS[section]
+    table = Table(columns)
     for entry in found:
-        device = catalogue.devices()[entry["name"]]
-        peak = device.peak_flops("bf16")
-        table.add(
-            device.name,
-            device.memory,
-            device.usable_memory,
-            Cell(None, "none") if peak is None else peak,
-            device.memory_bandwidth,
-            device.link,
-            device.link_bandwidth,
-            device.node_size,
-        )
+        table.add(*cells(entry))
     return table
+
+
+def _model_cells(entry: dict[str, Any]) -> list[Cell]:
+    return [Cell(entry[column.key]) for column in _MODEL_COLUMNS]
+
+
+def _device_cells(entry: dict[str, Any]) -> list[Cell]:
+    device = catalogue.devices()[entry["name"]]
+    peak = device.peak_flops("bf16")
+    return [
+        Cell(device.name),
+        Cell(device.memory),
+        Cell(device.usable_memory),
+        Cell(None, "none") if peak is None else Cell(peak),
+        Cell(device.memory_bandwidth),
+        Cell(device.link),
+        Cell(device.link_bandwidth),
+        Cell(device.node_size),
+    ]
+
+
+def _instance_cells(entry: dict[str, Any]) -> list[Cell]:
+    instance = instances()[entry["name"]]
+    rate = instance.network_per_gpu
+    return [
+        Cell(instance.name),
+        Cell(instance.provider),
+        Cell(instance.device, f"{instance.gpus}x{instance.device}"),
+        Cell(instance.gpus),
+        Cell(None if rate is None else rate * 8 / 1e9),
+        Cell(instance.usd_per_gpu_hour),
+        Cell(instance.priced),
+    ]
+
+
+def _software_cells(entry: dict[str, Any]) -> list[Cell]:
+    level = entry["level"]
+    return [
+        *(Cell(entry[key]) for key in ("name", "date")),
+        *(Cell(entry["attention"][kind]) for kind in ("ampere", "hopper", "blackwell")),
+        Cell(entry["head"]),
+        Cell(None, "not measured") if level is None else Cell(level),
+    ]
+
+
+_ROWS: dict[str, tuple[tuple[Column, ...], Callable[[dict[str, Any]], list[Cell]]]] = {
+    "models": (_MODEL_COLUMNS, _model_cells),
+    "devices": (_DEVICE_COLUMNS, _device_cells),
+    "instances": (_INSTANCE_COLUMNS, _instance_cells),
+    "software": (_SOFTWARE_COLUMNS, _software_cells),
+}
 
 
 def entry_table(entry: dict[str, Any]) -> Table:
@@ -176,6 +237,8 @@ def print_section(section: str, found: list[dict[str, Any]]) -> None:
     """Print a section with one line per entry, and how to see one entry in full."""
     out = screen()
     out.print(terminal_table(section_table(section, found), gap=1))
+    if section == "instances":
+        out.print(_OF_ONE_GPU, style="dim")
     out.print(f"\nEvery figure and its source: shardwise catalog {section} NAME", style="dim")
 
 

@@ -71,6 +71,8 @@ def cost_words(budget: Budget, tokens_per_s: float, cluster: ClusterSpec) -> str
         f"money {_between(cost, cost.money, _money)}" if cost.money is not None else "",
     ]
     sentence = f"For {tokens_words(budget)}: {', '.join(part for part in parts if part)}."
+    if budget.listed is not None:
+        sentence += f" {list_price_words(budget)}"
     if budget.deadline_s is None or cost.seconds is None:
         return sentence
     deadline, upper = show_long(budget.deadline_s), budget.upper_s(tokens_per_s, cluster) or 0.0
@@ -82,6 +84,17 @@ def cost_words(budget: Budget, tokens_per_s: float, cluster: ClusterSpec) -> str
             f"upper end of the 90% interval ({show_long(upper)})."
         )
     return sentence
+
+
+def list_price_words(budget: Budget) -> str:
+    """Sentence on the price that is used where none was given; empty otherwise."""
+    if budget.listed is None:
+        return ""
+    instance, price, day = budget.listed
+    return (
+        f"Price: {price:.2f} USD per GPU-hour, on-demand price of {instance} of {day}; --price "
+        "sets another."
+    )
 
 
 def _between(cost: Cost, value: float, figure_of: Callable[[float], Figure]) -> str:

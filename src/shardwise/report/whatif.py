@@ -20,6 +20,7 @@ from shardwise.report.money import (
     cost_cells,
     cost_columns,
     cost_words,
+    list_price_words,
     show_long,
     tokens_words,
 )
@@ -249,6 +250,8 @@ def _print_costs(out: Console, name: str, points: Sequence[Point], budget: Budge
     out.print()
     out.print(f"Cost of {tokens_words(budget)}", style="bold")
     out.print(terminal_table(table))
+    if budget.listed is not None:
+        out.print(list_price_words(budget))
 
 
 # ---- differences ----------------------------------------------------------------------------

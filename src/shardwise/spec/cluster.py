@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from shardwise.spec.calibration import Calibration
 from shardwise.spec.dtype import DType
+from shardwise.spec.instance import Instance, find_instance
 from shardwise.spec.level import Level
 from shardwise.spec.quantity import (
     ByteRate,
@@ -36,12 +37,22 @@ def _known_software(name: str) -> str:
     return find_software(name).name
 
 
+def _known_instance(name: str) -> str:
+    found = find_instance(name)
+    if found is None:
+        raise ValueError(f"{name[:60]!r} is no instance of 'shardwise catalog instances'")
+    return found.name
+
+
 Memory = Annotated[Bytes, AfterValidator(_has_a_unit)]
 
 # Servers hold up to this many PCIe cards, whatever node size the catalogue gives for the card.
 LARGEST_PCIE_NODE = 8
 _SHORTHAND = re.compile(r"(?:(\d{1,7})\s*x\s*)?(?:(\d{1,7})\s*x\s*)?([^@\s]+?)\s*(?:@\s*(.+?))?\s*")
-FORM = "nodes x GPUs x device @ network per GPU, such as 4x8xH100-SXM@400Gbps or 8xA100-80GB"
+FORM = (
+    "nodes x GPUs x device @ network per GPU, such as 4x8xH100-SXM@400Gbps or 8xA100-80GB, or "
+    "nodes x instance, such as 4xp5.48xlarge"
+)
 
 
 class DeviceSpec(Record):
@@ -94,14 +105,35 @@ class ClusterSpec(Record):
     oversubscription: Annotated[float, Field(ge=1, le=1000)] = 1.0
     # The software of its runs, a name of `shardwise catalog software`; unset, that of the trainer.
     software: Annotated[str, AfterValidator(_known_software)] | None = None
+    # The instance that every node is, a name of `shardwise catalog instances`; it has a price.
+    instance: Annotated[str, AfterValidator(_known_instance)] | None = None
     # Written by `shardwise calibrate`; without it, the catalogue's coefficients are used.
     calibration: Calibration | None = None
     # Written by `plan` and `estimate` with `--measured`: a few steps of a user's own stack.
     level: Level | None = None
 
+    @model_validator(mode="after")
+    def _as_its_instance(self) -> Self:
+        """Raise ValueError if the nodes are not those of the named instance."""
+        found = None if self.instance is None else find_instance(self.instance)
+        if found and (found.device, found.gpus) != (self.device.name, self.devices_per_node):
+            raise ValueError(
+                f"instance: {found.name} has {found.gpus} x {found.device}, not "
+                f"{self.devices_per_node} x {self.device.name}; leave instance out"
+            )
+        return self
+
     @property
     def devices(self) -> int:
         return self.nodes * self.devices_per_node
+
+    def but(self, **changes: object) -> Self:
+        """A validated copy with some fields changed; of other nodes it is no instance any more."""
+        unlike = any(
+            name in changes and changes[name] != getattr(self, name)
+            for name in ("device", "devices_per_node")
+        )
+        return super().but(**({"instance": None} if unlike else {}), **changes)
 
     def __repr__(self) -> str:
         calibrated = ", calibrated" if self.calibration else ""
@@ -112,10 +144,10 @@ class ClusterSpec(Record):
         return f"{self.nodes}x{self.devices_per_node}x{self.device.name}{network}"
 
 
-def parse_cluster(text: str, find_device: Callable[[str], DeviceSpec]) -> ClusterSpec:
-    """Read the shorthand `[nodes x] [GPUs x] device [@ network per GPU]`.
+def parse_cluster(text: str, find: Callable[[str], DeviceSpec | Instance]) -> ClusterSpec:
+    """Read the shorthand `[nodes x] [GPUs x] device [@ network per GPU]`, or `[nodes x] instance`.
 
-    `find_device` looks a device up by name.
+    `find` looks a device or an instance up by name.
 
     A single count is GPUs: up to the device's usual node size they share a node, above it they must
     fill complete nodes. Without a network, up to 8 PCIe cards are also assumed to share a node.
@@ -125,37 +157,86 @@ def parse_cluster(text: str, find_device: Callable[[str], DeviceSpec]) -> Cluste
         raise SpecError(f"cluster: cannot read {text[:60]!r}; write {FORM}")
     first, second, name, rate = match.groups()
     problems = Problems()
-    device = None
+    found = network = None
     try:
-        device = find_device(name)
+        found = find(name)
     except SpecError as error:
         problems.found.extend(f"cluster: {problem}" for problem in error.problems)
-    network = None
-    if rate is not None:
-        try:
-            network = parse_rate(rate)
-        except QuantityError as error:
-            problems.found.append(f"cluster: network: {error}")
-        else:
-            if network <= 0:
-                problems.found.append("cluster: network: must be more than 0")
+    with problems.collect():
+        network = None if rate is None else _network(rate)
     nodes, per_node = 1, 1
-    if second is not None:
-        nodes, per_node = int(first), int(second)
-    elif first is not None and device is not None:
-        count = int(first)
-        largest = device.node_size
-        if rate is None and "PCIe" in device.link:
-            largest = max(largest, LARGEST_PCIE_NODE)
-        per_node = count if count <= largest else device.node_size
-        nodes = count // per_node if per_node else 0
-        if nodes * per_node != count:
-            problems.found.append(
-                f"cluster: {count} x {device.name} does not fill nodes of {device.node_size}; "
-                f"write nodes x GPUs, such as 1x{count}x{device.name}"
-            )
+    if isinstance(found, Instance):
+        with problems.collect():
+            nodes = _nodes(first, second, found)
+        problems.raise_if_any()
+        return _of_instance(found, nodes, network, find)
+    with problems.collect():
+        nodes, per_node = _counts(first, second, found, with_network=rate is not None)
     if nodes < 1 or per_node < 1:
         problems.found.append(f"cluster: counts must be at least 1 in {text[:60]!r}")
     problems.raise_if_any()
-    assert device is not None
-    return ClusterSpec(device=device, nodes=nodes, devices_per_node=per_node, network=network)
+    assert found is not None
+    return ClusterSpec(device=found, nodes=nodes, devices_per_node=per_node, network=network)
+
+
+def _network(text: str) -> float:
+    """Bytes per second of a network; SpecError if they are not more than 0."""
+    try:
+        rate = parse_rate(text)
+    except QuantityError as error:
+        raise SpecError(f"cluster: network: {error}") from None
+    if rate <= 0:
+        raise SpecError("cluster: network: must be more than 0")
+    return rate
+
+
+def _counts(
+    first: str | None, second: str | None, device: DeviceSpec | None, *, with_network: bool
+) -> tuple[int, int]:
+    """Nodes and GPUs per node of a shorthand's counts; SpecError if they do not fill nodes."""
+    if second is not None:
+        return int(first or 1), int(second)
+    if first is None or device is None:
+        return 1, 1
+    count, largest = int(first), device.node_size
+    if not with_network and "PCIe" in device.link:
+        largest = max(largest, LARGEST_PCIE_NODE)
+    per_node = count if count <= largest else device.node_size
+    nodes = count // per_node if per_node else 0
+    if nodes * per_node != count:
+        raise SpecError(
+            f"cluster: {count} x {device.name} does not fill nodes of {device.node_size}; "
+            f"write nodes x GPUs, such as 1x{count}x{device.name}"
+        )
+    return nodes, per_node
+
+
+def _nodes(first: str | None, second: str | None, instance: Instance) -> int:
+    """The number of instances; SpecError if GPUs are counted too, or if there is none."""
+    if second is not None:
+        raise SpecError(
+            f"cluster: {instance.name} is a machine of {instance.gpus} x {instance.device}; count "
+            f"machines only, such as {first}x{instance.name}"
+        )
+    if first is not None and int(first) < 1:
+        raise SpecError(f"cluster: counts must be at least 1 in {first}x{instance.name}")
+    return int(first or 1)
+
+
+def _of_instance(
+    instance: Instance,
+    nodes: int,
+    network: float | None,
+    find: Callable[[str], DeviceSpec | Instance],
+) -> ClusterSpec:
+    """A cluster of instances; a given network per device replaces their own."""
+    return ClusterSpec.read(
+        {
+            "device": find(instance.device or ""),
+            "nodes": nodes,
+            "devices_per_node": instance.gpus,
+            "network": network or instance.network_per_gpu,
+            "instance": instance.name,
+        },
+        where="cluster",
+    )

@@ -139,7 +139,10 @@ def _config_path(text: str, base: Path | None) -> Path:
 
 
 def find_cluster(text: str, base: Path | None = None) -> ClusterSpec:
-    """Find a cluster by shorthand (`4x8xH100-SXM@400Gbps`) or by TOML file, relative to `base`."""
+    """Find a cluster by shorthand or by TOML file, relative to `base`.
+
+    Shorthands are `4x8xH100-SXM@400Gbps` and `4xp5.48xlarge`.
+    """
     if text.endswith(".toml"):
         path = (base or Path()) / text
         data = read_toml(path, "cluster")
@@ -147,7 +150,7 @@ def find_cluster(text: str, base: Path | None = None) -> ClusterSpec:
         if isinstance(section, str):
             return find_cluster(section, path.parent)
         return cluster_from_table(section, path.name)
-    return parse_cluster(text, catalogue.find_device)
+    return parse_cluster(text, catalogue.find_hardware)
 
 
 class Lookup(NamedTuple):
@@ -162,7 +165,11 @@ ON_DISK = Lookup(find_model, find_cluster)
 
 
 def cluster_from_table(table: dict[str, Any], where: str = "cluster") -> ClusterSpec:
-    """A cluster from a TOML table, whose device is a name or a table."""
+    """A cluster from a TOML table, whose device is a name or a table.
+
+    An instance sets what is left out.
+    """
+    table = {**_of_instance(table.get("instance"), where), **table}
     device = table.get("device")
     if isinstance(device, str):
         try:
@@ -170,6 +177,17 @@ def cluster_from_table(table: dict[str, Any], where: str = "cluster") -> Cluster
         except SpecError as error:
             raise SpecError(f"{where}.device: {error}") from None
     return ClusterSpec.read(table, where=where)
+
+
+def _of_instance(name: object, where: str) -> dict[str, Any]:
+    """Device, devices per node and network of an instance; empty without a name."""
+    if not isinstance(name, str):
+        return {}
+    found = parse_cluster(name, catalogue.find_hardware)
+    if found.instance is None:
+        raise SpecError(f"{where}.instance: {name[:60]!r} is a device; name it in {where}.device")
+    kept = ("device", "devices_per_node", "network")
+    return {key: getattr(found, key) for key in kept if getattr(found, key) is not None}
 
 
 def write_cluster(cluster: ClusterSpec) -> str:

@@ -67,6 +67,17 @@ def suggestions(word: str, known: Iterable[str]) -> list[str]:
     return next((group[:MOST_SUGGESTIONS] for group in groups if group), [])
 
 
+def begins_or_nearly(word: str, known: Iterable[str]) -> list[str]:
+    """The known names that begin with `word`, or of which it is a clear typing error."""
+    given = _squeezed(word[-LONGEST_WORD:])
+    return [
+        name
+        for name in known
+        if len(given) >= LEAST_TOKEN
+        and (_squeezed(name).startswith(given) or _similarity(given, _squeezed(name)) >= TYPO)
+    ]
+
+
 def _sharing_tokens(
     word: str, names: list[str], ratio: dict[str, float]
 ) -> tuple[list[str], list[str]]:

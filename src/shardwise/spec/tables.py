@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).with_name("catalogue")
-_HEADER = re.compile(r'^\["?([^"\].]+(?:\.[0-9][^"\].]*)*)"?(?:\.[a-z_]+)?\]$', re.MULTILINE)
+_HEADER = re.compile(r'^\[(?:"([^"\]]+)"|([^"\].]+))(?:\.[a-z_]+)?\]$', re.MULTILINE)
 
 
 @cache
@@ -21,7 +21,8 @@ def sections(file: str) -> Mapping[str, str]:
     headers = list(_HEADER.finditer(text))
     for header, following in zip(headers, [*headers[1:], None], strict=True):
         end = following.start() if following else len(text)
-        found[header[1]] = found.get(header[1], "") + text[header.start() : end]
+        name = header[1] or header[2]
+        found[name] = found.get(name, "") + text[header.start() : end]
     return found
 
 

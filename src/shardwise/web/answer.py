@@ -110,6 +110,7 @@ def _estimate(question: Question) -> dict[str, Any]:
     subject = Subject(run.model.name, "", run, profile, simulated=simulated)
     figures = figures_of(profile)
     budget = read_budget(question.tokens, question.price, question.deadline)
+    budget = budget.with_list_price(run.cluster)
     pieces = estimate_pieces(subject, budget)
     return {
         "exit_code": 0 if profile.known_memory.fits else 1,

@@ -1,4 +1,4 @@
-"""Names that a page offers: models, devices, optimizers and stacks."""
+"""Names that a page offers: models, devices, instances, optimizers and stacks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from shardwise.spec import catalogue as known
 from shardwise.spec.catalogue import traced
 from shardwise.spec.hub import PATTERN
+from shardwise.spec.instance import instances
 from shardwise.spec.optimizer import OPTIMIZERS
 from shardwise.spec.quantity import show_count
 from shardwise.spec.version import __version__
@@ -20,7 +21,7 @@ _SEQ_LEN = 128
 
 
 def catalogue() -> dict[str, Any]:
-    """Names of models, devices, optimizers and stacks as JSON, with sizes to choose by."""
+    """Names of models, devices, instances, optimizers and stacks as JSON, with sizes."""
     return {
         "version": __version__,
         "models": [
@@ -42,6 +43,15 @@ def catalogue() -> dict[str, Any]:
                 "node_size": device.node_size,
             }
             for name, device in known.devices().items()
+        ],
+        "instances": [
+            {
+                "name": name,
+                "provider": instance.provider,
+                "device": instance.device,
+                "gpus": instance.gpus,
+            }
+            for name, instance in instances().items()
         ],
         "optimizers": list(OPTIMIZERS),
         "stacks": list(STACKS),

@@ -125,7 +125,7 @@ def _described(text: str, name: str = "custom") -> Model:
 def _cluster(text: str) -> ClusterSpec:
     """The cluster of a shorthand or of JSON with the fields of its TOML table."""
     if not text.lstrip().startswith("{"):
-        return parse_cluster(text, catalogue.find_device)
+        return parse_cluster(text, catalogue.find_hardware)
     return cluster_from_table(dict(_table(text, "cluster")))
 
 

@@ -181,16 +181,10 @@ class NoPeerToPeer(Reason):
     divided: bool
 
     def words(self, blocks: int | None = None) -> str:
-        rates = f"{self.host_rate / 1e9:.0f} of the {self.link_rate / 1e9:.0f} GB/s of {self.link}"
-        advice = (
-            "so do the exchanges of tensor parallelism"
-            if self.divided
-            else "tensor parallelism is not recommended"
-        )
-        return (
-            f"{self.device} has no peer-to-peer: collectives go through host memory, predicted at "
-            f"{rates}; {advice}."
-        )
+        rate = f"{self.host_rate / 1e9:.0f} GB/s through the host"
+        if self.divided:
+            return f"{self.device} has no peer-to-peer: tensor parallelism exchanges at {rate}."
+        return f"{self.device} has no peer-to-peer ({rate}): no tensor parallelism."
 
 
 @dataclass(frozen=True, kw_only=True)

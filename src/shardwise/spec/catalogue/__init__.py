@@ -11,8 +11,10 @@ from typing import Any
 
 from shardwise.spec.catalogue import traced
 from shardwise.spec.cluster import ClusterSpec, DeviceSpec
+from shardwise.spec.instance import Instance, find_instance, instances
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError, did_you_mean
+from shardwise.spec.suggest import begins_or_nearly
 from shardwise.spec.tables import entry, sections
 
 # The source of a memory size that was read from this machine. Such a size is not written to files,
@@ -116,6 +118,21 @@ def find_device(name: str) -> DeviceSpec:
         hint = did_you_mean(name, _DEVICES) or "; see 'shardwise catalog devices'"
         raise SpecError(f"unknown device {name[:60]!r}{hint}")
     return _DEVICES[folded[name.lower()]]
+
+
+def find_hardware(name: str) -> DeviceSpec | Instance:
+    """The device or instance called `name` (case does not matter); SpecError if there is none."""
+    found = find_instance(name)
+    if found is not None:
+        return found
+    try:
+        return find_device(name)
+    except SpecError:
+        near = begins_or_nearly(name, instances())
+        hint = did_you_mean(name, near or _DEVICES) or did_you_mean(name, instances())
+        if not hint:
+            hint = "; see 'shardwise catalog devices' and 'shardwise catalog instances'"
+        raise SpecError(f"unknown device or instance {name[:60]!r}{hint}") from None
 
 
 @cache

@@ -1,12 +1,14 @@
 // The form: what is asked, and its state in the address of the page.
 
 const form = document.getElementById("question");
-const FIELDS = ["model", "config", "adapter", "rank", "device", "nodes", "per-node", "network", "seq-len",
+const FIELDS = ["model", "config", "adapter", "rank", "instance", "device", "nodes", "per-node", "network", "seq-len",
   "global-batch", "optimizer", "precision", "objective", "for-stack", "compile",
   "allow-low-precision-reduce", "tokens", "price", "deadline", "strategy", "micro-batch", "recompute", "loss", "offload"];
 // Fields of a configuration of one's own; without a strategy they say nothing.
 const OWN = ["micro-batch", "recompute", "loss", "offload"];
 const field = (name) => form.elements.namedItem(name);
+// What an instance decides itself.
+const OF_INSTANCE = ["device", "per-node", "network"];
 const first = {}, titles = {};
 // Quantities that sliders moved are in the address after this.
 const MOVED = "if-";
@@ -21,6 +23,7 @@ export function fillForm(catalogue) {
   }));
   addOptions("device", catalogue.devices.map((device) => [device.name, `${device.name}, ${device.memory}`]));
   for (const device of catalogue.devices) titles[device.name] = device.title;
+  addOptions("instance", catalogue.instances.map((one) => [one.name, `${one.name}, ${one.gpus} × ${one.device} (${one.provider})`]));
   addOptions("optimizer", catalogue.optimizers.map((name) => [name === "adamw" ? "" : name, name]));
   addOptions("for-stack", catalogue.stacks.map((name) => [name, name]));
   field("device").value = "H100-SXM";
@@ -40,7 +43,9 @@ function addOptions(name, options) {
 
 // Fields that depend on others.
 function follow() {
-  document.getElementById("device-title").textContent = titles[field("device").value] ?? "";
+  const rented = field("instance").value !== "";
+  document.getElementById("device-title").textContent = rented ? "" : titles[field("device").value] ?? "";
+  for (const name of OF_INSTANCE) field(name).disabled = rented;
   field("rank").disabled = field("adapter").value === "";
   for (const name of OWN) field(name).disabled = field("strategy").value === "";
   field("model").disabled = field("config").value.trim() !== "";
@@ -53,7 +58,9 @@ export function question() {
   return {
     ask: "plan",
     model: text("config") ?? text("model"),
-    cluster: `${nodes}x${text("per-node") ?? "1"}x${text("device")}${wire}`,
+    cluster: text("instance")
+      ? `${nodes}x${text("instance")}`
+      : `${nodes}x${text("per-node") ?? "1"}x${text("device")}${wire}`,
     adapter: text("adapter") && `${text("adapter")}:${text("rank") ?? 16}`,
     seq_len: text("seq-len"),
     global_batch: text("global-batch"),
