@@ -97,6 +97,8 @@ def test_a_stranger_gets_from_a_question_to_a_command(watched: Watched) -> None:
         ("shape-310b", "64x8xH100-SXM@400Gbps"),
         # Where the last bit of a power would differ between math libraries.
         ("gpt2", "4x4xGB300@50Gbps"),
+        # Machines of a provider, by name.
+        ("llama-3-8b", "2xa3-megagpu-8g"),
     ],
 )
 def test_its_numbers_are_those_of_the_command_line(
@@ -108,6 +110,14 @@ def test_its_numbers_are_those_of_the_command_line(
     found = json.loads(watched.page.evaluate(ASK, asked))
     printed = shardwise("plan", "--model", model, "--cluster", cluster, "--json")
     assert found["json"].strip() == printed.stdout.strip()
+
+
+def test_an_instance_sets_device_and_network(watched: Watched) -> None:
+    watched.open("#nodes=2")
+    page = watched.page
+    page.select_option("#instance", "a3-megagpu-8g")
+    page.locator("#about", has_text="2x8xH100-SXM@200Gbps").wait_for(timeout=60_000)
+    assert page.locator("#device").is_disabled()
 
 
 def test_a_layout_and_a_slider_tell_what_changed(watched: Watched) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shardwise.report.screen import screen, terminal_table
+from shardwise.report.screen import paragraph, screen, terminal_table
 from shardwise.report.table import Cell, Column, Table
 from shardwise.spec import catalogue
 from shardwise.spec.catalogue import traced
@@ -57,7 +57,7 @@ _SOFTWARE_COLUMNS = (
     Column("level", "step time", lambda level: f"{level - 1:+z.0%}"),
 )
 _OF_ONE_GPU = (
-    "\nGbps and USD/h are of one GPU: its share of the machine's network, one way, and of its "
+    "Gbps and USD/h are of one GPU: its share of the machine's network, one way, and of its "
     "on-demand price in that month. Prices move: --price sets today's."
 )
 _ENTRY_COLUMNS = (
@@ -238,7 +238,8 @@ def print_section(section: str, found: list[dict[str, Any]]) -> None:
     out = screen()
     out.print(terminal_table(section_table(section, found), gap=1))
     if section == "instances":
-        out.print(_OF_ONE_GPU, style="dim")
+        out.print()
+        paragraph(out, _OF_ONE_GPU, "dim")
     out.print(f"\nEvery figure and its source: shardwise catalog {section} NAME", style="dim")
 
 

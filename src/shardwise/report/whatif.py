@@ -24,7 +24,7 @@ from shardwise.report.money import (
     show_long,
     tokens_words,
 )
-from shardwise.report.screen import bar, bullet, screen, terminal_table
+from shardwise.report.screen import bar, bullet, paragraph, screen, terminal_table
 from shardwise.report.table import Cell, Column, Table
 from shardwise.spec.quantity import GIB, show_count, show_seconds
 from shardwise.spec.strategy_words import (
@@ -251,7 +251,7 @@ def _print_costs(out: Console, name: str, points: Sequence[Point], budget: Budge
     out.print(f"Cost of {tokens_words(budget)}", style="bold")
     out.print(terminal_table(table))
     if budget.listed is not None:
-        out.print(list_price_words(budget))
+        paragraph(out, list_price_words(budget))
 
 
 # ---- differences ----------------------------------------------------------------------------
