@@ -13,7 +13,8 @@ from tests.units.reduced import build, reduced
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from shardwise.engine.loss import IGNORED, apply_chunked_loss, logits_of, loss_of  # noqa: E402
+from shardwise.engine.head_with_loss import IGNORED  # noqa: E402
+from shardwise.engine.loss import apply_chunked_loss, logits_of, loss_of  # noqa: E402
 from shardwise.engine.packing import ARCHITECTURES, check_packing  # noqa: E402
 from shardwise.engine.parallelize import parallelize  # noqa: E402
 from shardwise.spec.strategy import Strategy  # noqa: E402

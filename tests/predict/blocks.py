@@ -156,6 +156,8 @@ def configurations(seconds: Seconds, r: Rules) -> Configurations:
         forward_prefetch=np.asarray(r["forward_prefetch"]),
         split_root=~every,
         loss_chunks=ones,
+        liger=~every,
+        cut=~every,
         offload=~every,
         full_recompute=np.zeros(rows),
         selective=~every,

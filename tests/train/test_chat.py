@@ -16,7 +16,7 @@ from shardwise.spec.train import DataSettings
 
 pytest.importorskip("torch")
 
-from shardwise.engine.loss import IGNORED
+from shardwise.engine.head_with_loss import IGNORED
 from shardwise.trainer.data import packing
 from shardwise.trainer.data.batches import ExampleBatches, Layout, TokenBatches, make_batches
 from shardwise.trainer.data.chat import Conversation, messages_of

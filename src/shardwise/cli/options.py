@@ -113,9 +113,9 @@ LossOption = Annotated[
     str | None,
     typer.Option(
         "--loss",
-        help="plain, or chunked: logits of one chunk of tokens at a time. Default: plain; 'plan' "
-        "chooses.",
-        autocompletion=complete.words("plain", "chunked"),
+        help="plain; chunked: logits of one chunk of tokens at a time; or fused: a kernel of "
+        "liger-kernel. Default: plain; 'plan' chooses.",
+        autocompletion=complete.words("plain", "chunked", "fused"),
     ),
 ]
 AdapterOption = Annotated[

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.engine.adapter import FrozenWeights, check_adapter, is_quantised
 from shardwise.engine.context import divide_sequences
+from shardwise.engine.fused_loss import apply_fused_loss
 from shardwise.engine.local_parts import keep_local_parts
 from shardwise.engine.loss import apply_chunked_loss
 from shardwise.engine.materialize import Fill, Materializer, is_meta
@@ -38,6 +39,7 @@ from shardwise.pytorch.blocks import RootParts, root_parts
 from shardwise.pytorch.device import local_device
 from shardwise.pytorch.parts import Parts
 from shardwise.pytorch.private import local_tensor
+from shardwise.spec.fused_loss import check_fused_loss
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from shardwise.units.module import TORCH_DTYPES
@@ -63,11 +65,11 @@ def parallelize(
     format of its adapter.
     """
     strategy = resolve_for_world(strategy)
-    _check_products(strategy)
+    device = device or _device(model)
+    _check_can_run(strategy, device)
     parts = Parts(model)
     check_adapter(parts.adapter, strategy)
     blocks = list(parts.blocks.values())
-    device = device or _device(model)
     master = TORCH_DTYPES[strategy.master_dtype]
     frozen = FrozenWeights(parts, strategy.mesh.states if strategy.sharded else 1)
     materializer = Materializer(model, device, master, fill, seed, frozen)
@@ -105,8 +107,9 @@ def parallelize(
     return remember(model, strategy, axes_of_groups(mesh, context) if mesh else {})
 
 
-def _check_products(strategy: Strategy) -> None:
-    """Raise SpecError for low-precision matrix products, which can only be planned."""
+def _check_can_run(strategy: Strategy, device: torch.device) -> None:
+    """Raise SpecError for what can only be planned: low-bit products, a fused loss on CPUs."""
+    check_fused_loss(strategy, device.type)
     if strategy.linear_dtype is not None:
         raise SpecError(
             f"strategy.linear_dtype: products in {strategy.linear_dtype} are planned, not trained; "
@@ -118,6 +121,8 @@ def _change_forward(model: nn.Module, blocks: Sequence[nn.Module], strategy: Str
     """Apply loss, recompute and compile, which do not depend on FSDP units."""
     if strategy.loss == "chunked":
         apply_chunked_loss(model, strategy.loss_chunks)
+    elif strategy.loss == "fused":
+        apply_fused_loss(model, strategy.loss_kernel)
     apply_recompute(blocks, strategy)
     if strategy.compile:
         for block in blocks:

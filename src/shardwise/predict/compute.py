@@ -76,6 +76,32 @@ def recompute_s(
     return _parts(stage, done, tokens, h, k).seconds
 
 
+def fused_s(
+    stage: Stage,
+    flops: float,
+    passes: float,
+    tokens: Floats,
+    moved: Floats | float,
+    h: Hardware,
+    k: Coefficients,
+) -> Floats:
+    """Seconds of a head with a fused loss: its products, and the other operations on hidden states.
+
+    Args:
+        stage: The computation of the root.
+        flops: FLOPs per token of the products.
+        passes: Memory traffic and launches of the other operations, as a multiple of the forward's.
+        tokens: Tokens on one device.
+        moved: Bytes that the fused kernel reads and writes beside the products.
+        h: The rates of the device.
+        k: The coefficients of the device.
+    """
+    parts = _parts(stage, _Pass(flops, 0.0, passes, 0.0), tokens, h, k)
+    logits = k.elementwise_factor * passes * stage.logit_moved * tokens
+    less = (logits - moved) / h.memory_bandwidth
+    return parts._replace(elementwise=parts.elementwise - less).seconds
+
+
 def _parts(stage: Stage, done: _Pass, tokens: Floats, h: Hardware, k: Coefficients) -> Parts:
     """Seconds of one pass of `tokens` tokens on one device, by kind of work."""
     fused = k.fused if stage.compiled else 0.0

@@ -52,6 +52,9 @@ class Configurations:
     split_root: Bools
     # Number of token chunks in which head and loss are computed; 1 for all at once.
     loss_chunks: Ints
+    # Whether Liger's kernel computes head and loss, and whether that of Cut Cross-Entropy does.
+    liger: Bools
+    cut: Bools
     offload: Bools
     # Share of blocks, counted from the first, that recompute everything: 1.0 for "full", 0.0 for
     # "none".
@@ -104,6 +107,8 @@ class Configurations:
             forward_prefetch=ints([s.forward_prefetch for s in strategies]),
             split_root=bools([s.split_root for s in strategies]),
             loss_chunks=ints([s.loss_chunks if s.loss == "chunked" else 1 for s in strategies]),
+            liger=bools([s.loss == "fused" and s.loss_kernel == "liger" for s in strategies]),
+            cut=bools([s.loss == "fused" and s.loss_kernel != "liger" for s in strategies]),
             offload=bools([s.offload for s in strategies]),
             full_recompute=np.asarray(
                 [s.full_recompute_share for s in strategies], dtype=np.float64

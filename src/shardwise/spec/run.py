@@ -153,10 +153,11 @@ def _without_loss(data: dict[str, Any]) -> tuple[dict[str, Any], object]:
 
 
 def check_loss(run: RunSpec) -> None:
-    """Raise SpecError for a chunked loss with a user's own module, which cannot be chunked."""
-    if run.strategy.loss == "chunked" and isinstance(run.model, ModuleRef):
+    """Raise SpecError for a loss in the head of a user's own module, whose head is unknown."""
+    loss = run.strategy.loss
+    if loss != "plain" and isinstance(run.model, ModuleRef):
         raise SpecError(
-            "strategy.loss: chunked needs a model that transformers builds from its configuration; "
+            f"strategy.loss: {loss} needs a model that transformers builds from its configuration; "
             f'{run.model.factory} is a function of your own: set loss = "plain"'
         )
 

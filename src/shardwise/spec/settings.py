@@ -15,7 +15,7 @@ from shardwise.spec.adapter import Adapter
 from shardwise.spec.dtype import DType, LinearDType
 from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.record import did_you_mean
-from shardwise.spec.strategy import ContextMethod, GradSync, Loss
+from shardwise.spec.strategy import ContextMethod, GradSync, Loss, LossKernel
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,6 +41,7 @@ class FixedSettings(TypedDict, total=False):
     low_bit_gather: bool | None
     compile: bool | None
     loss: Loss | None
+    loss_kernel: LossKernel | None
 
 
 class StrategySettings(FixedSettings, total=False):

@@ -15,7 +15,8 @@ from shardwise.spec.record import Record, SpecError, did_you_mean
 
 Kind = Literal["single", "ddp", "zero1", "zero2", "zero3"]
 GradSync = Literal["every", "local", "last"]
-Loss = Literal["plain", "chunked"]
+Loss = Literal["plain", "chunked", "fused"]
+LossKernel = Literal["liger", "cut_cross_entropy"]
 ContextMethod = Literal["ulysses", "ring"]
 # The upper bound is far beyond any run, and small enough that bytes stay within 64 bits.
 PositiveInt = Annotated[int, Field(ge=1, le=2**20)]
@@ -90,9 +91,11 @@ class Strategy(Record):
     split_root: StrictBool = False
     offload: StrictBool = False
     compile: StrictBool = False
-    # Compute head and loss on all tokens at once, or on one chunk of tokens at a time.
+    # Compute head and loss on all tokens at once, on one chunk of tokens at a time, or with a fused
+    # kernel: Liger's fused linear cross entropy, or Cut Cross-Entropy.
     loss: Loss = "plain"
     loss_chunks: Annotated[int, Field(ge=2, le=2**20)] = 8
+    loss_kernel: LossKernel = "liger"
     # Size of DDP's buckets. Unset, torch's default: 25 MiB after a small first bucket.
     ddp_bucket_mib: Annotated[float, Field(gt=0)] | None = None
 
@@ -147,6 +150,8 @@ class Strategy(Record):
             )
         if self.within_node and self.shard is not None:
             problems.append("within_node sets shard from the cluster; leave shard out")
+        if self.loss_kernel == "cut_cross_entropy" and self.param_dtype not in ("bf16", "fp16"):
+            problems.append("loss_kernel 'cut_cross_entropy' needs param_dtype 'bf16' or 'fp16'")
         problems += self._problems_of_inner_axes() + self._problems_of_low_bits()
         if problems:
             raise ValueError("; ".join(problems))
@@ -168,7 +173,7 @@ class Strategy(Record):
             problems.append("kind 'single' uses one device; for tensor parallelism choose zero3")
         if self.context > 1 and not self.sharded:
             problems.append("context parallelism needs sharding; choose zero1, zero2 or zero3")
-        if self.tensor > 1 and self.loss == "chunked":
+        if self.tensor > 1 and self.loss != "plain":
             problems.append(
                 "with tensor parallelism the loss is divided by vocabulary; leave loss 'plain'"
             )

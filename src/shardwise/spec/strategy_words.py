@@ -12,6 +12,7 @@ from typing import Protocol
 from shardwise.spec.catalogue import figure
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DTYPE_BYTES
+from shardwise.spec.fused_loss import LOSS_KERNELS
 from shardwise.spec.mesh import Mesh
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.optimizer import LOW_BIT, Optimizer
@@ -200,6 +201,8 @@ def _recompute(strategy: Strategy, blocks: int | None) -> str:
 
 
 def _loss(strategy: Strategy) -> str:
+    if strategy.loss == "fused":
+        return f"fused loss ({LOSS_KERNELS[strategy.loss_kernel]})"
     return f"loss in {strategy.loss_chunks} chunks" if strategy.loss == "chunked" else ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from shardwise.spec.fused_loss import check_fused_loss
 from shardwise.spec.huggingface import config_table, trains_text
 from shardwise.spec.lookup import ConfigRef, Model
 from shardwise.spec.record import SpecError
@@ -24,6 +25,7 @@ def admit(run: RunSpec, processes: int, per_node: int) -> None:
     run = one_group(run)
     strategy = run.strategy.resolve(processes, per_node)
     check_loss(run)
+    check_fused_loss(strategy, device_kind(run, run.train or TrainSettings()))
     check_batch(run._replace(strategy=strategy))
     check_sequence(run._replace(strategy=strategy))
     if run.data is not None and run.data.path:

@@ -319,6 +319,7 @@ class Graph:
             logits=sum(
                 op.output.width for op in self.ops if op.matmul_flops > 0 and op.output.logits
             ),
+            logit_moved=self._moved(logits=True),
             compiled=compiled,
             gradient_flops=sum(op.gradient_flops for op in self.ops),
             kept={policy: self._kept(policy, saves) for policy in POLICIES},
@@ -328,9 +329,14 @@ class Graph:
             exchanges=self._exchanges(),
         )
 
-    def _moved(self) -> float:
-        """Bytes per token that a forward's element-wise operations read and write, one by one."""
+    def _moved(self, *, logits: bool = False) -> float:
+        """Bytes per token that a forward's element-wise operations read and write, one by one.
+
+        With `logits`, only of those that read logits.
+        """
         pointwise = [op for op in self.ops if op.pointwise]
+        if logits:
+            pointwise = [op for op in pointwise if any(x.logits for x in op.inputs)]
         return sum(op.output.bytes + sum(x.bytes for x in op.inputs) for op in pointwise)
 
     def _moved_fused(self) -> float:

@@ -65,8 +65,10 @@ class Stage:
     grouped_flops: float = 0.0
     routed: float = 0.0
     experts: int = 0
-    # Logits per token on this device.
+    # Logits per token on this device, and the part of `elementwise_bytes` that operations on them
+    # read and write; 0 where unknown.
     logits: float = 0.0
+    logit_moved: float = 0.0
     # Whether torch.compile fuses element-wise operations.
     compiled: bool = False
     # The low-bit dtype of matrix products; None if they run in the compute dtype.
@@ -125,6 +127,7 @@ def joined_stage(stages: Sequence[Stage]) -> Stage:
         routed=sum(s.routed for s in stages),
         experts=max(s.experts for s in stages),
         logits=sum(s.logits for s in stages),
+        logit_moved=sum(s.logit_moved for s in stages),
         gradient_flops=sum(s.backward_matmul_flops for s in stages),
         kept={policy: _sum_kept([s.kept[policy] for s in stages]) for policy in POLICIES},
         exchanges=Exchanges(

@@ -2,7 +2,9 @@
 
 A plain loss is computed outside the model, from the logits of all tokens. A chunked loss is
 computed inside the model's forward, together with the head and the backward of both, one chunk of
-tokens at a time. What remains are the gradients of the head's input and of its weights.
+tokens at a time. What remains are the gradients of the head's input and of its weights. Liger's
+fused loss does the same with chunks of its own; Cut Cross-Entropy has the order of a plain loss and
+no logits.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import numpy as np
 
 from shardwise.predict.configurations import Floats
 from shardwise.predict.program.events import ROOT, Alloc, Cost, Event, Instant, Repeat, where
+from shardwise.predict.program.fused_loss import CUT_BACKWARD, CUT_FORWARD, LIGER_TOKEN_BYTES
 from shardwise.predict.program.placement import Placement
 from shardwise.predict.program.sizes import MicroBatch
 from shardwise.units.stage import Moment
@@ -25,24 +28,25 @@ def loss_forward(placed: Placement, m: MicroBatch) -> Iterator[Event]:
     """The events of head and loss in the forward; for a chunked loss, also their backward."""
     s = placed.s
     yield from placed.head_begins(m)
-    yield from where(~placed.chunked, _all_tokens(placed))
+    yield from where(~placed.loss_inside, _all_tokens(placed))
     if placed.chunked.any():
         chunk = tuple(_chunk(placed))
         # The first chunk allocates the gradient of the head's weights, the others add to it.
         yield from where(placed.chunked, (*chunk, _summed(placed, s.head_elements)))
         yield Repeat(chunk, (s.chunks - 1) * placed.chunked)
+    yield from where(placed.c.liger, _liger(placed))
     yield from placed.model_returned(m)
-    yield from where(~placed.chunked, (_logits(placed),))
+    yield from where(~placed.loss_inside, (_logits(placed),))
 
 
 def loss_backward(placed: Placement, m: MicroBatch) -> Iterator[Event]:
     """The events from the start of the backward to the end of the head's backward."""
     s = placed.s
     yield from placed.backward_begins(m)
-    yield from where(~placed.chunked, _all_tokens_backward(placed, m))
+    yield from where(~placed.loss_inside, _all_tokens_backward(placed, m))
     end = s.head_moments[-1].activation_bytes * s.tokens + s.boundary
     handed_on = Instant((Alloc("activations", end),))
-    yield from where(placed.chunked, (handed_on, _summed(placed, -s.head_elements)))
+    yield from where(placed.loss_inside, (handed_on, _summed(placed, -s.head_elements)))
     yield from placed.head_done(m)
 
 
@@ -62,7 +66,15 @@ def _logits(placed: Placement, share: float | Floats = 1.0) -> Instant:
     """The moment at which `share` of the forward's peak of logits is alive."""
     peak, tokens = placed.units.root.stage.forward_peak, placed.s.tokens
     working = Alloc("activations", peak.activation_bytes * tokens)
-    return Instant((working, Alloc("logits", peak.logit_bytes * tokens * share)))
+    return Instant((working, _logits_or_cut(placed, peak.logit_bytes * share, CUT_FORWARD)))
+
+
+def _logits_or_cut(
+    placed: Placement, bytes_per_token: float | Floats, cut: tuple[float, float]
+) -> Alloc:
+    """The logits of all tokens; with Cut Cross-Entropy, what it keeps instead."""
+    whole = bytes_per_token * placed.s.tokens
+    return Alloc("logits", np.where(placed.c.cut, placed.fused.cut_bytes(cut), whole))
 
 
 def _all_tokens_backward(placed: Placement, m: MicroBatch) -> Iterator[Event]:
@@ -74,7 +86,7 @@ def _all_tokens_backward(placed: Placement, m: MicroBatch) -> Iterator[Event]:
         yield Instant(
             (
                 Alloc("activations", moment.activation_bytes * s.tokens),
-                Alloc("logits", moment.logit_bytes * s.tokens),
+                _logits_or_cut(placed, moment.logit_bytes, CUT_BACKWARD),
                 *placed.head_gradients(m, moment.gradient_elements),
             )
         )
@@ -89,6 +101,20 @@ def _chunk(placed: Placement) -> Iterator[Event]:
             (_kept(placed, moment), Alloc("logits", _of_chunk(placed, moment.logit_bytes)), made)
         )
     yield placed.compute("loss", ROOT, Cost("chunk"))
+
+
+def _liger(placed: Placement) -> Iterator[Event]:
+    """Forward and backward of head and loss in Liger's kernel, chunk by chunk."""
+    s, fused = placed.s, placed.fused
+    yield _summed(placed, s.head_elements)
+    kept = s.units.root.stage.kept["none"].activation_bytes + LIGER_TOKEN_BYTES
+    working = Alloc("activations", kept * s.tokens + s.boundary)
+    # The logits of a chunk are freed when those of the next one have been computed.
+    both = Alloc("logits", fused.chunk_logits * np.minimum(fused.chunks, 2.0))
+    yield Instant((working, both))
+    product = Alloc("unsharded_gradients", fused.product_bytes)
+    yield Instant((working, Alloc("logits", fused.chunk_logits), product))
+    yield placed.compute("loss", ROOT, Cost("liger"))
 
 
 def _summed(placed: Placement, elements: float) -> Alloc:

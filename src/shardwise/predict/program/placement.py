@@ -10,6 +10,7 @@ import numpy as np
 from shardwise.predict.configurations import Bools, Floats, Ints
 from shardwise.predict.program.blocks import Group
 from shardwise.predict.program.events import Alloc, Cost, Event, Instant, Message, Run, Wait, Work
+from shardwise.predict.program.fused_loss import FusedLoss
 from shardwise.predict.program.sizes import MicroBatch, Sizes
 from shardwise.units.division import Exchange
 from shardwise.units.stage import NOTHING, Moment
@@ -34,6 +35,9 @@ class Placement:
         self.none: Ints = np.zeros(self.rows, dtype=np.int64)
         self._emitted: dict[tuple[object, ...], Sequence[Event]] = {}
         self.chunked: Bools = sizes.c.loss_chunks > 1
+        # Rows whose loss is computed inside the model's forward, together with its gradients.
+        self.loss_inside: Bools = self.chunked | sizes.c.liger
+        self.fused = FusedLoss(sizes)
         # Bytes per element of the head's gradient: summed over chunks, and of one chunk.
         self.head_gradient_bytes: Ints = sizes.c.param_bytes
         self.chunk_gradient_bytes: Ints = sizes.c.param_bytes

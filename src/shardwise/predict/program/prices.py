@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.predict.compute import backward_s, forward_s, recompute_s
+from shardwise.predict.compute import backward_s, forward_s, fused_s, recompute_s
 from shardwise.predict.configurations import Floats, Ints
 from shardwise.predict.network import AllReduce, Ring, all_reduce, all_to_all_s, ring
 from shardwise.predict.program.events import Cost
+from shardwise.predict.program.fused_loss import FusedLoss
 from shardwise.predict.program.sizes import Sizes
 from shardwise.predict.rates import Coefficients, Hardware
 from shardwise.units.unit import Unit
@@ -50,9 +51,14 @@ class Prices:
 
     def forward(self, unit: Unit) -> Floats:
         """Seconds of a unit's forward; its blocks run one after the other."""
-        return sum(
+        seconds = sum(
             self._stage("forward", block) + self._dequantised(block) for block in unit.blocks
-        )  # type: ignore[return-value]
+        )
+        if unit is self.s.units.root and self.s.c.cut.any():
+            stage = unit.stage
+            cut = fused_s(stage, stage.matmul_flops, 1.0, self.s.tokens, 0.0, self.h, self.k)
+            return np.where(self.s.c.cut, cut, seconds)
+        return seconds  # type: ignore[return-value]
 
     def _dequantised(self, block: Unit) -> Floats | float:
         """Seconds to dequantise a block's weights once; 0.0 if they are not quantised.
@@ -77,8 +83,23 @@ class Prices:
         return total
 
     def root_backward(self) -> Floats:
-        """Seconds of the backward of the root: head and loss."""
-        return self._stage("backward", self.s.units.root)
+        """Seconds of the backward of the root: head and loss.
+
+        Cut Cross-Entropy computes the logits again, and skips about as much work where gradients
+        are below the precision of their dtype.
+        """
+        stage, whole = self.s.units.root.stage, self._stage("backward", self.s.units.root)
+        if not self.s.c.cut.any():
+            return whole
+        flops = stage.backward_matmul_flops
+        cut = fused_s(stage, flops, 2.0, self.s.tokens, 0.0, self.h, self.k)
+        return np.where(self.s.c.cut, cut, whole)
+
+    def liger(self) -> Floats:
+        """Seconds of forward and backward of head and loss in Liger's kernel, on all tokens."""
+        stage, moved = self.s.units.root.stage, FusedLoss(self.s).moved_bytes
+        flops = stage.matmul_flops + stage.backward_matmul_flops
+        return fused_s(stage, flops, 3.0, self.s.tokens, moved, self.h, self.k)
 
     def chunk(self) -> Floats:
         """Seconds of the forward and backward of head and loss, on one chunk of tokens."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from shardwise.engine.loss import IGNORED
+from shardwise.engine.head_with_loss import IGNORED
 from shardwise.engine.materialize import named_seed
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import DataSettings

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.engine.loss import IGNORED
+from shardwise.engine.head_with_loss import IGNORED
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import DataSettings
 from shardwise.trainer.data.examples import (

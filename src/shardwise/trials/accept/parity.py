@@ -157,8 +157,9 @@ def train_exactly(
     """
     import torch
 
+    from shardwise.engine.head_with_loss import IGNORED
     from shardwise.engine.local_parts import divided_like
-    from shardwise.engine.loss import IGNORED, loss_of
+    from shardwise.engine.loss import loss_of
     from shardwise.engine.mesh import data_rank
     from shardwise.engine.sync import micro_batch
     from shardwise.trainer.clip import clip_gradients
@@ -218,7 +219,7 @@ def batch_of(step: int, vocab: int, packed: bool, sequences: int = 8) -> list[to
     """
     import torch
 
-    from shardwise.engine.loss import IGNORED
+    from shardwise.engine.head_with_loss import IGNORED
 
     data = torch.Generator().manual_seed(step)
     ids, targets = torch.randint(0, vocab, (2, sequences, SEQ_LEN), generator=data)

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from shardwise.planning.api import ways_for
 from shardwise.predict.api import estimate_run
+from shardwise.spec.fused_loss import PACKAGES, check_fused_loss
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.quantity import show_gib
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
-from shardwise.spec.train import DataSettings
-from shardwise.trainer.admit import check_batch
+from shardwise.spec.train import DataSettings, TrainSettings
+from shardwise.trainer.admit import check_batch, device_kind
 from shardwise.trainer.data.chat import is_chat
 from shardwise.trainer.data.packing import Sequences
 from shardwise.trainer.data.tokenize import find_files, load_tokenizer, read_texts
@@ -20,7 +21,8 @@ from shardwise.trials.doctor.check import Check
 
 def check_plan(run: RunSpec) -> list[Check]:
     """Check memory on the run's cluster, batch and data; needs no processes."""
-    return [_memory(run), _batch(run), _data(run)]
+    checks = [_memory(run), _batch(run), _data(run)]
+    return checks if run.strategy.loss != "fused" else [*checks, _fused_loss(run)]
 
 
 def _memory(run: RunSpec) -> Check:
@@ -54,6 +56,17 @@ def _batch(run: RunSpec) -> Check:
     tokens = run.job.tokens_per_step(split)
     steps = f", {split.accumulate} accumulation steps" if split.accumulate > 1 else ""
     return Check(name, True, f"{tokens:,} tokens per step on {run.cluster.devices} devices{steps}")
+
+
+def _fused_loss(run: RunSpec) -> Check:
+    """Check that the package of the fused loss is installed, and that the run trains on GPUs."""
+    name, kernel = "fused loss", run.strategy.loss_kernel
+    try:
+        check_fused_loss(run.strategy, device_kind(run, run.train or TrainSettings()))
+    except SpecError as error:
+        return Check(name, False, str(error))
+    detail = f"{PACKAGES[kernel][0]} is installed; the checks below run a chunked loss on CPUs"
+    return Check(name, True, detail)
 
 
 def _data(run: RunSpec) -> Check:

@@ -78,6 +78,9 @@ def miniature(run: RunSpec) -> RunSpec | None:
     degrees: dict[str, Any] = _reduced_degrees(full)
     if type(full.reshard_after_forward) is int:
         degrees["reshard_after_forward"] = 2
+    if full.loss == "fused":
+        # Its kernels run on GPUs only. A chunked loss has the same gradients at the same moments.
+        degrees["loss"] = "chunked"
     strategy = full.but(micro_batch=2, accumulate=min(full.accumulate, 2), **degrees)
     model = reduced(run.model, full)
     if model is None:
