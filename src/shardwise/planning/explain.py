@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +40,7 @@ from shardwise.planning.reasons.settings import (
     BatchCapped,
     ChunkedLoss,
     DataParallelEnds,
+    FusedLoss,
     LargeBatch,
     MicroBatchGain,
     NoRecompute,
@@ -329,16 +331,20 @@ def _recompute(problem: Problem, units: Units, found: Found, winner: Candidate) 
 
 
 def _loss(problem: Problem, units: Units, found: Found, winner: Candidate) -> Iterator[Reason]:
-    """The memory that a chunked loss saves, if the winner has one."""
+    """The memory that a chunked or fused loss saves, if the winner has one."""
     strategy = winner.strategy
-    if strategy.loss == "chunked" and units.can_chunk:
-        plain = price_one(problem, units, strategy.but(loss="plain"))
-        yield ChunkedLoss(
-            chunks=strategy.loss_chunks,
-            needed_bytes=winner.needed_bytes,
-            needed_plain_bytes=plain.needed_bytes,
-            usable_bytes=found.limit_bytes,
-        )
+    if strategy.loss == "plain" or not units.can_chunk:
+        return
+    plain = price_one(problem, units, strategy.but(loss="plain"))
+    sizes: dict[str, Any] = {
+        "needed_bytes": winner.needed_bytes,
+        "needed_plain_bytes": plain.needed_bytes,
+        "usable_bytes": found.limit_bytes,
+    }
+    if strategy.loss == "chunked":
+        yield ChunkedLoss(chunks=strategy.loss_chunks, **sizes)
+    else:
+        yield FusedLoss(kernel=strategy.loss_kernel, **sizes)
 
 
 def _split_root(

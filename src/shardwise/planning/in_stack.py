@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwise.planning.space import Space
+from shardwise.planning.space import STACK_LOSSES, Space
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.run import RunSpec
 from shardwise.spec.software import software_of_stack
@@ -22,12 +22,13 @@ def within_stack(run: RunSpec, stack: str, space: Space) -> tuple[Strategy, Spac
     """The base strategy and the search space, restricted to what a stack can run."""
     limits = StackLimits(run, stack)
     base = limits.base(run.strategy)
+    losses = space.losses if len(space.losses) == 1 else STACK_LOSSES
     return base, space._replace(
         recompute=limits.choices("recompute", space.recompute),
         prefetch=limits.choices("prefetch", space.prefetch),
         forward_prefetch=limits.choices("forward_prefetch", space.forward_prefetch),
         blocks_per_unit=limits.choices("blocks_per_unit", space.blocks_per_unit),
-        losses=limits.choices("loss", space.losses),
+        losses=limits.choices("loss", losses),
         reduce_dtypes=limits.choices("reduce_dtype", space.reduce_dtypes),
         allowed=limits.allowed,
         applied=limits.applied,

@@ -27,6 +27,10 @@ def _unchanged(strategy: Strategy) -> Strategy:
     return strategy
 
 
+# The losses to try for another stack, of which it has some.
+STACK_LOSSES: tuple[Loss, ...] = ("plain", "chunked", "fused")
+
+
 class Space(NamedTuple):
     """The values of each setting that a search tries; kinds and degrees follow from the cluster."""
 
@@ -38,7 +42,8 @@ class Space(NamedTuple):
     prefetch: tuple[int, ...] = (0, 1, 2)
     forward_prefetch: tuple[int, ...] = (0, 1)
     blocks_per_unit: tuple[int, ...] = (1, 2, 4)
-    # All but the first are tried only if logits take a noticeable part of the memory.
+    # All but the first are tried only if logits take a noticeable part of the memory. A fused loss,
+    # which needs a package, is tried for stacks only; a chunked one has the same peak.
     losses: tuple[Loss, ...] = ("plain", "chunked")
     # Dtypes to reduce gradients in; empty for the base's. Others change the arithmetic.
     reduce_dtypes: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
 from shardwise.spec.optimizer import SMALLER
 from shardwise.spec.record import SpecError
-from shardwise.spec.strategy import Strategy
+from shardwise.spec.strategy import Loss, Strategy
 from shardwise.step.profile import Verdict
 
 MOST_DEVICES = 2**17
@@ -66,9 +66,10 @@ def ways_to_fit(problem: Problem, strategy: Strategy, space: Space, units: Units
     own = _resolved(strategy, {}, cluster, job)
     unfit = own is not None and judged("does not fit", [_Tried("", space.applied(own))])
     unset = {name: getattr(command, name) for name in _NO_OPTION}
+    losses = tuple(loss for loss in space.losses if loss != "plain") if units.can_chunk else ()
     resolved = (
         _resolved(strategy, {**unset, **changes}, cluster, job)
-        for changes in _candidates(strategy, cluster, units.can_chunk)
+        for changes in _candidates(strategy, cluster, losses)
     )
     here = [way for way in tried((s for s in resolved if s), cluster) if way.options]
     alike = [*tried([own] if own else [], cluster), *here]
@@ -225,9 +226,11 @@ _UNSET: dict[str, object] = {
 }
 
 
-def _candidates(strategy: Strategy, cluster: ClusterSpec, chunked: bool) -> Iterator[Changes]:
+def _candidates(
+    strategy: Strategy, cluster: ClusterSpec, losses: tuple[Loss, ...]
+) -> Iterator[Changes]:
     """Field changes to try: one change first, then two, then three, then with offload."""
-    loss: list[Changes] = [{"loss": "chunked"}] if chunked and strategy.loss == "plain" else []
+    loss: list[Changes] = [{"loss": loss} for loss in losses if strategy.loss == "plain"]
     recompute: list[Changes] = [{"recompute": "full"}] if strategy.recompute != "full" else []
     batch: list[Changes] = []
     smaller = strategy.micro_batch // 2

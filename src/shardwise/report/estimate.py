@@ -21,7 +21,12 @@ from shardwise.spec.optimizer import LOW_BIT
 from shardwise.spec.quantity import GIB, show_count, show_gb, show_seconds
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
-from shardwise.spec.strategy_words import arithmetic_words, compile_words, run_words
+from shardwise.spec.strategy_words import (
+    arithmetic_words,
+    compile_words,
+    package_words,
+    run_words,
+)
 from shardwise.step.memory_words import AT_RISK, shortfall_words, show_memory
 from shardwise.step.profile import StepProfile, ThroughputProfile, TimeProfile
 from shardwise.step.words import COLOURS, TERMS, VERDICTS, collective_names
@@ -52,8 +57,9 @@ def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -
             f"Note: {run.cluster.device.name} has no fast {strategy.param_dtype}. Try --precision "
             "fp16 or fp32."
         )
-    for note in arithmetic_words(strategy, run.job.optimizer):
-        out.print(note)
+    for note in (*arithmetic_words(strategy, run.job.optimizer), package_words(strategy)):
+        if note:
+            out.print(note)
     out.print()
     out.print(_headline(profile))
     if memory.verdict == "does not fit":

@@ -12,7 +12,7 @@ from typing import Protocol
 from shardwise.spec.catalogue import figure
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DTYPE_BYTES
-from shardwise.spec.fused_loss import LOSS_KERNELS
+from shardwise.spec.fused_loss import LOSS_KERNELS, PACKAGES
 from shardwise.spec.mesh import Mesh
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.optimizer import LOW_BIT, Optimizer
@@ -139,6 +139,17 @@ def compile_words(strategy: Strategy, model: object, cluster: ClusterSpec) -> st
         return "torch.compile: its effect on time is that of the calibrated runs."
     runs = round(figure("compiled_runs"))
     return f"torch.compile: its effect on time is fitted on {runs} published runs."
+
+
+def package_words(strategy: Strategy) -> str:
+    """A sentence on the package that a fused loss needs; empty without one."""
+    if strategy.loss != "fused":
+        return ""
+    filtered = " It leaves out gradients that are too small to count."
+    return (
+        f"loss = fused needs {PACKAGES[strategy.loss_kernel][0]}; planned as the package computes "
+        f"it, not run here.{filtered if strategy.loss_kernel == 'cut_cross_entropy' else ''}"
+    )
 
 
 def arithmetic_words(strategy: Strategy, optimizer: Optimizer) -> Iterator[str]:

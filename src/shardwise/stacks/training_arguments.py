@@ -11,6 +11,7 @@ from typing import Any
 
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import TrainSettings
+from shardwise.stacks.fused_loss import read_liger, read_plugins, write_liger, write_plugins
 from shardwise.stacks.outcomes import UNSAID, quoted
 from shardwise.stacks.read.imported import (
     Reading,
@@ -185,7 +186,16 @@ BATCH: Table = (
     Row("per_device_train_batch_size", "micro_batch", COUNT, default=8),
     _ACCUMULATE,
 )
-METHODS: Table = (_COMPILE, _DDP_BUCKET)
+METHODS: Table = (
+    _COMPILE,
+    _DDP_BUCKET,
+    Code(
+        ("use_liger_kernel", "liger_kernel_config"),
+        "the second can leave head and loss out",
+        read_liger,
+        write_liger,
+    ),
+)
 TRAIN: Table = (
     _MAX_STEPS,
     _WARMUP,
@@ -218,7 +228,16 @@ AXOLOTL_BATCH: Table = (
     Row("micro_batch_size", "micro_batch", COUNT, default=1),
     _ACCUMULATE,
 )
-AXOLOTL_METHODS: Table = (_DDP_BUCKET, _COMPILE)
+AXOLOTL_METHODS: Table = (
+    _DDP_BUCKET,
+    _COMPILE,
+    Code(
+        ("plugins", "liger_fused_linear_cross_entropy", "cut_cross_entropy"),
+        "a key counts only with its plugin",
+        read_plugins,
+        write_plugins,
+    ),
+)
 AXOLOTL_TRAIN: Table = (
     _MAX_STEPS,
     Row(

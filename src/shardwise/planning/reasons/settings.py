@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwise.planning.reasons.reason import Reason, share_words
+from shardwise.spec.fused_loss import PACKAGES
 from shardwise.spec.quantity import show_count
-from shardwise.spec.strategy import Strategy
+from shardwise.spec.strategy import LossKernel, Strategy
 from shardwise.step.memory_words import shortfall_words, show_memory
 from shardwise.step.words import signed_percent
 
@@ -63,6 +64,26 @@ class ChunkedLoss(Reason):
 
     def words(self, blocks: int | None = None) -> str:
         start = f"Loss in {self.chunks} chunks: with all logits at once it would need "
+        plain = show_memory(self.needed_plain_bytes)
+        if self.needed_plain_bytes > self.usable_bytes:
+            return f"{start}{plain}, {show_memory(self.usable_bytes)} are usable."
+        return f"{start}{plain} instead of {show_memory(self.needed_bytes)}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedLoss(Reason):
+    """Memory needed with a fused loss, and with the logits of all tokens at once."""
+
+    kind = "fused loss"
+
+    kernel: LossKernel
+    needed_bytes: float
+    needed_plain_bytes: float
+    usable_bytes: int
+
+    def words(self, blocks: int | None = None) -> str:
+        package = PACKAGES[self.kernel][0]
+        start = f"Fused loss (needs {package}): with all logits at once it would need "
         plain = show_memory(self.needed_plain_bytes)
         if self.needed_plain_bytes > self.usable_bytes:
             return f"{start}{plain}, {show_memory(self.usable_bytes)} are usable."

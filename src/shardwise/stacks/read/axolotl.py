@@ -29,8 +29,6 @@ _KERNELS = "Shardwise runs the model's own kernels"
 _TASK = "the loss is plain cross entropy of a language model in Shardwise"
 _LOST = {
     "warmup_ratio": "set train.warmup_steps, which counts steps",
-    "plugins": "what plugins change is not planned",
-    "cut_cross_entropy": "set loss = chunked, which keeps logits out of memory too",
     "chunked_cross_entropy": "all logits are planned; set loss = chunked for a chunked head",
     "tiled_mlp": "Shardwise has no counterpart",
     "lora_mlp_kernel": _KERNELS, "lora_qkv_kernel": _KERNELS, "lora_o_kernel": _KERNELS,
@@ -82,7 +80,7 @@ def read(table: Mapping[str, object]) -> Imported:
     _check_task(given)
     reading = Reading("an axolotl configuration")
     known = (*known_keys.AXOLOTL, *_KEYS_OF_ROWS, *_LOST)
-    list_unknown(reading, _without_groups(given, reading), known)
+    list_unknown(reading, _without_groups(given), known)
     low = _precision(given, reading)
     _sharding(given, low, reading)
     read_rows(AXOLOTL_BATCH, given, reading)
@@ -99,17 +97,8 @@ def read(table: Mapping[str, object]) -> Imported:
     return reading.done()
 
 
-def _without_groups(table: Mapping[str, object], reading: Reading) -> list[str]:
-    """The keys of the table without those of Liger kernels and trackers.
-
-    Liger kernels are reported as lost, once for all of their keys.
-    """
-    if any(key.startswith("liger_") and table[key] for key in table):
-        reading.lose("liger_*", _KERNELS)
-    if table.get("liger_fused_linear_cross_entropy"):
-        reading.lose(
-            "liger_fused_linear_cross_entropy", "it keeps logits out of memory; set loss = chunked"
-        )
+def _without_groups(table: Mapping[str, object]) -> list[str]:
+    """The keys of the table without those of Liger's kernels, read by a row, and of trackers."""
     return [key for key in table if not key.startswith(("liger_", *_TRACKERS))]
 
 

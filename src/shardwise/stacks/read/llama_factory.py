@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from shardwise.spec.adapter import ALL_LINEAR
 from shardwise.spec.record import SpecError
+from shardwise.stacks.fused_loss import OTHER_KERNELS, fused_loss
 from shardwise.stacks.outcomes import UNSAID, quoted
 from shardwise.stacks.read import known_keys
 from shardwise.stacks.read.adapters import LoraKeys, Quantisation, set_base, set_lora, set_master
@@ -27,7 +28,6 @@ _LOST = {
     "use_llama_pro": "Shardwise has no counterpart; set adapter.train",
     "mixture_of_depths": "Shardwise has no counterpart",
     "shift_attn": "Shardwise has no counterpart",
-    "enable_liger_kernel": "Shardwise runs the model's own kernels",
     "use_unsloth": "Shardwise runs the model's own kernels",
     "use_unsloth_gc": "activations stay on the device in Shardwise",
     "upcast_layernorm": "norms are computed in the dtype of the model in Shardwise",
@@ -44,7 +44,8 @@ _LOST = {
     "use_mca": "Shardwise plans data parallelism only",
     "use_hyper_parallel": "Shardwise plans data parallelism only",
 }
-_KNOWN = (*known_keys.TRAINER, *known_keys.LLAMA_FACTORY, *_LOST)
+LIGER = "enable_liger_kernel"
+_KNOWN = (*known_keys.TRAINER, *known_keys.LLAMA_FACTORY, *_LOST, LIGER)
 
 
 def is_llama_factory(table: Mapping[str, object]) -> bool:
@@ -75,6 +76,8 @@ def read(table: Mapping[str, object]) -> Imported:
     _weights(given, reading)
     _recompute(given, reading)
     set_packing(reading, given, "packing")
+    if flag(given, LIGER, otherwise=False):
+        reading.given(LIGER, fused_loss("liger"), why=f"; {OTHER_KERNELS}")
     if flag(given, "use_muon", otherwise=False):
         reading.lose("use_muon", "set job.optimizer")
     for key, why in _LOST.items():

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from shardwise.spec.record import SpecError, did_you_mean
+from shardwise.stacks.fused_loss import OTHER_KERNELS
 from shardwise.stacks.outcomes import Outcome, quoted
 from shardwise.stacks.read import accelerate, deepspeed, fsdp1, known_keys
 from shardwise.stacks.read.adapters import (
@@ -48,7 +49,6 @@ _LOST = {
     "auto_find_batch_size": "shardwise plan finds the batch instead",
     "label_smoothing_factor": "the loss is plain cross entropy in Shardwise",
     "neftune_noise_alpha": "Shardwise adds no noise to embeddings",
-    "use_liger_kernel": "Shardwise runs the model's own kernels",
     "accelerator_config": "Shardwise has no counterpart",
     "lora_target_parameters": "adapters of single parameters are not planned",
     "activation_offloading": "activations stay on the device in Shardwise",
@@ -70,6 +70,8 @@ TRL_DEFAULTS: dict[str, object] = {"gradient_checkpointing": True, "bf16": True,
 _TRL_LORA = LoraKeys("lora_r", "lora_alpha", "lora_target_modules", "lora_dropout", "use_rslora",
                      "use_dora", "lora_modules_to_save", default_rank=16, default_alpha=32,
                      default_dropout=0.05)  # fmt: skip
+# The key of Liger's kernels, and the fields that it sets.
+_LIGER, _LOSS = "use_liger_kernel", ("loss", "loss_kernel")
 # Environment variables with accelerate's degrees, which a TRL file can set.
 ENVIRONMENT = "ACCELERATE_USE_PARALLELISM_CONFIG"
 DEGREES = {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": accelerate.REPLICATE,
@@ -116,7 +118,11 @@ def with_trl_loss(
     loss is not chunked.
     """
     outcomes = defaults_of_trl(absent)
-    strategy = dict(found.strategy)
+    strategy = {name: value for name, value in found.strategy.items() if name not in _LOSS}
+    if flag(table, _LIGER, otherwise=False):
+        # TRL leaves Liger's loss out, which would replace its own head.
+        outcomes.append(Outcome("lost", _LIGER, why=OTHER_KERNELS))
+    found = found._replace(outcomes=tuple(one for one in found.outcomes if one.key != _LIGER))
     if not table.get("label_smoothing_factor"):
         strategy["loss"] = "chunked"
         tiles = "SFTTrainer of TRL 1.16 computes head and loss in tiles: loss = chunked."

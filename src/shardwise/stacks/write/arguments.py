@@ -53,7 +53,7 @@ RULES = (
     Rule(("ddp_bucket_mib",), "set ddp_bucket_cap_mb to a whole number of MiB"),
     Rule(("recompute",), "{who} recomputes every block or none: recompute {recompute}"),
     Rule(
-        ("loss", "loss_chunks"),
+        ("loss", "loss_chunks", "loss_kernel"),
         "all logits of a micro-batch are in memory at once; on GPUs, use_liger_kernel avoids that "
         "with another fused loss",
     ),

@@ -44,7 +44,9 @@ RING = Rule(
     "the stack runs ring attention: keys and values pass from device to device, heads stay",
 )
 # For stacks with a file that cannot choose the loss.
-PLAIN_LOSS = Rule(("loss", "loss_chunks"), "all logits of a micro-batch are in memory at once")
+PLAIN_LOSS = Rule(
+    ("loss", "loss_chunks", "loss_kernel"), "all logits of a micro-batch are in memory at once"
+)
 
 
 # For stacks with a file that cannot choose the dtype of matrix products.
@@ -136,8 +138,10 @@ def _by_rules(
 def without_effect(strategy: Strategy) -> set[str]:
     """The names of fields that change nothing in a run with this strategy."""
     found = {"within_node"}
-    if strategy.loss == "plain":
+    if strategy.loss != "chunked":
         found |= {"loss_chunks"}
+    if strategy.loss != "fused":
+        found |= {"loss_kernel"}
     if strategy.accumulate == 1:
         found |= {*_OF_ACCUMULATION}
     if strategy.sharded:

@@ -7,7 +7,7 @@ from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import CheckpointSettings
 from shardwise.stacks.outcomes import Difference
 from shardwise.stacks.write.exported import USUAL, Exported, Target
-from shardwise.stacks.write.python import settings_of
+from shardwise.stacks.write.python import in_script, settings_of
 from shardwise.stacks.write.python.script import Settings, write_script
 from shardwise.stacks.write.python.settings import on_cpu, plain_name, train_of
 from shardwise.stacks.write.python.unsupported import unsupported_by_step
@@ -32,7 +32,7 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
 
 def applied(run: RunSpec) -> Strategy:
     """The strategy of a run as Lightning runs it: its DDP reduces in the last micro-batch only."""
-    strategy = run.strategy.but(split_root=False)
+    strategy = in_script(run.strategy)
     return strategy.but(grad_sync="last") if strategy.kind == "ddp" else strategy
 
 

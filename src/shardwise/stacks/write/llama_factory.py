@@ -9,7 +9,7 @@ from shardwise.spec.chat import holds_chat
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.stacks.outcomes import Difference
-from shardwise.stacks.read.llama_factory import read
+from shardwise.stacks.read.llama_factory import LIGER, read
 from shardwise.stacks.read.trainer import ENVIRONMENT as USES_GROUPS
 from shardwise.stacks.write import fine_tuning
 from shardwise.stacks.write.arguments import arguments
@@ -61,6 +61,8 @@ def _table(run: RunSpec) -> dict[str, Any]:
         **arguments(run, with_deepspeed=True),
     }
     table.pop("gradient_checkpointing", None)
+    if table.pop("use_liger_kernel", False):
+        table[LIGER] = True
     if "fsdp_config" in table:
         table["fsdp_config"]["activation_checkpointing"] = False
     if holds_chat(run.data) and packs(run):

@@ -56,6 +56,7 @@ _RULES = (
     Rule(("reduce_dtype",), "torchtitan reduces gradients in {reduce_dtype}; more bytes move"),
     Rule(("master_dtype",), "torchtitan keeps master weights in {master_dtype}"),
     Rule(("ddp_bucket_mib",), "gradients are all-reduced unit by unit, not in buckets"),
+    Rule(("loss", "loss_kernel"), "torchtitan runs no fused kernel; its loss is in chunks"),
     Rule(("loss_chunks",), "chunks must divide the sequence; torchtitan uses {loss_chunks}"),
 )
 

@@ -28,7 +28,12 @@ from shardwise.stacks.write.fine_tuning import (
 )
 
 NAME = "trl.yaml"
-_RULES = (Rule(("loss", "loss_chunks"), "SFTTrainer computes head and loss in tiles: loss {loss}"),)
+_RULES = (
+    Rule(
+        ("loss", "loss_chunks", "loss_kernel"),
+        "SFTTrainer computes head and loss in tiles: loss {loss}",
+    ),
+)
 
 
 def export(run: RunSpec, target: Target = USUAL) -> Exported:
@@ -61,6 +66,8 @@ def _table(run: RunSpec) -> dict[str, Any]:
     # TRL's defaults are true.
     defaults = {"bf16": False, "gradient_checkpointing": False}
     table |= {**defaults, **arguments(run, with_deepspeed=True)}
+    # TRL has a fused head of its own.
+    table.pop("use_liger_kernel", None)
     if "fsdp" in table and (strategy.hybrid or strategy.context > 1):
         degrees = {name: str(getattr(strategy, field)) for field, name in ENVIRONMENT.items()}
         table["env"] = {USES_GROUPS: "true", **degrees}

@@ -40,8 +40,14 @@ def settings_of(run: RunSpec) -> Settings:
 
 
 def applied(run: RunSpec) -> Strategy:
-    """The strategy as the script runs it: embedding and head stay in the root's unit."""
-    return as_run(run.strategy.but(split_root=False), "python")
+    """The strategy as the script runs it."""
+    return as_run(in_script(run.strategy), "python")
+
+
+def in_script(strategy: Strategy) -> Strategy:
+    """The strategy without what no script has: a split root, and a fused loss (then in chunks)."""
+    loss = "chunked" if strategy.loss == "fused" else strategy.loss
+    return strategy.but(split_root=False, loss=loss)
 
 
 def _description(run: RunSpec, command: str) -> str:

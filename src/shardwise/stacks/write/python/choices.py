@@ -92,7 +92,7 @@ def _parallel(run: RunSpec) -> dict[str, object]:
         "OFFLOAD": strategy.offload,
         "RECOMPUTE": recompute,
         "COMPILE": strategy.compile,
-        "CHUNKED_LOSS": strategy.loss == "chunked",
+        "CHUNKED_LOSS": strategy.loss != "plain",
         "AUTOCAST": strategy.autocast,
         "PARAM_DTYPE": _dtype(strategy.param_dtype),
         "REDUCE_DTYPE": _dtype(strategy.reduce_dtype),

@@ -14,7 +14,7 @@ def why_not_divided(run: RunSpec) -> str | None:
         return "the script divides Llama, Mistral, Qwen2 and Qwen3 only; use shardwise train"
     if not strategy.sharded:
         return "the script combines it with sharding; choose zero1, zero2 or zero3"
-    if strategy.context > 1 and strategy.loss == "chunked" and not can_be_written(run):
+    if strategy.context > 1 and strategy.loss != "plain" and not can_be_written(run):
         return "for a model that transformers builds, the script has no chunked loss; set plain"
     return _other_attention(run, model) or _uneven(run, model)
 

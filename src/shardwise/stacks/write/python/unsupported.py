@@ -29,6 +29,8 @@ def unsupported_by_step(run: RunSpec) -> tuple[str, ...]:
         found.append("split_root = true: embedding and head are gathered with the root, all step.")
     if run.strategy.context > 1 and run.strategy.context_method == "ring":
         found.append("context_method = ring: the script exchanges heads for tokens (Ulysses).")
+    if run.strategy.loss == "fused":
+        found.append("loss = fused: the script computes head and loss in chunks.")
     if train.device == "auto" and not on_cpu(run):
         found.append('train.device = "auto": the script uses CUDA and does not fall back to CPUs.')
     if train.profile is not None:
