@@ -22,7 +22,7 @@ LIGER = "axolotl.integrations.liger.LigerPlugin"
 CUT = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 # The keys that each stack reads, checked against axolotl 0.19, LLaMA-Factory 0.9.5 and
 # transformers 5.22.
-KEYS = {
+KEYS: dict[tuple[str, str], dict[str, Any]] = {
     ("axolotl", "liger"): {"plugins": [LIGER], "liger_fused_linear_cross_entropy": True},
     ("axolotl", "cut_cross_entropy"): {"plugins": [CUT], "cut_cross_entropy": True},
     ("llama-factory", "liger"): {"enable_liger_kernel": True},

@@ -110,6 +110,11 @@ def parallelize(
 def _check_can_run(strategy: Strategy, device: torch.device) -> None:
     """Raise SpecError for what can only be planned: low-bit products, a fused loss on CPUs."""
     check_fused_loss(strategy, device.type)
+    if strategy.attention not in (None, "sdpa"):
+        raise SpecError(
+            f"strategy.attention: {strategy.attention} is planned and exported, not trained; leave "
+            "it out, or export the run"
+        )
     if strategy.linear_dtype is not None:
         raise SpecError(
             f"strategy.linear_dtype: products in {strategy.linear_dtype} are planned, not trained; "

@@ -30,7 +30,7 @@ from shardwise.planning.untried import untried
 from shardwise.planning.warnings import fewer_devices, is_uneven, left_out, warnings_of
 from shardwise.planning.ways import Change, ways_to_fit
 from shardwise.predict.intervals import after_a_step, error_interval, is_fitted, regime_of
-from shardwise.predict.kernels import check_products, coefficients_for
+from shardwise.predict.kernels import check_attention, check_products, coefficients_for
 from shardwise.predict.rates import (
     comparison_error,
     hardware_of,
@@ -72,6 +72,7 @@ def check(problem: Problem) -> None:
             + ("; use --precision fp16" if "fp16" in cluster.device.peak else "")
         )
     check_products(cluster, problem.base)
+    check_attention(cluster, problem.base)
 
 
 def make_plan(

@@ -61,7 +61,8 @@ class Units:
         # Frozen weights of a user's module may have a compute dtype that sharding casts.
         casts = strategy.sharded or not isinstance(self._problem.model, ModuleRef)
         division = Division.of(strategy)
-        return strategy.autocast, casts, strategy.compile, division, strategy.blocks_per_unit
+        own = strategy.compile, strategy.attention
+        return strategy.autocast, casts, own, division, strategy.blocks_per_unit
 
     def of(self, strategy: Strategy) -> ModelUnits:
         """The model's units under a strategy."""

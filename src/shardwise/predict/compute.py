@@ -142,6 +142,7 @@ def _products(
 
 def _scores(stage: Stage, done: _Pass, tokens: Floats, h: Hardware, k: Coefficients) -> Floats:
     """Seconds of the attention scores of a pass; a causal kernel does half the counted FLOPs."""
+    k = k.with_attention(stage.attention)
     efficiency, half = k.attention_efficiency, k.attention_half_span
     if done.backward:
         efficiency, half = efficiency * k.attention_backward, half * k.attention_backward_span

@@ -31,7 +31,7 @@ from shardwise.spec.software import (
     find_software,
     is_known,
 )
-from shardwise.spec.strategy import Strategy
+from shardwise.spec.strategy import Attention, Strategy
 
 # Devices with measured kernels whose shares of the peak are used for others of a generation, the
 # most similar first.
@@ -106,9 +106,45 @@ def coefficients_for(cluster: ClusterSpec) -> Coefficients | None:
     If steps were measured on the cluster, all predicted seconds are corrected by one factor.
     """
     found = _without_level(cluster)
+    if found is not None:
+        found = found._replace(attention_kernels=_named_attention(cluster) or None)
     if found is None or cluster.level is None:
         return found
     return found._replace(level=found.level * correction(cluster.level))
+
+
+def _named_attention(cluster: ClusterSpec) -> Mapping[str, Mapping[str, float]]:
+    """The coefficients of the attention kernels that were measured for the cluster's device.
+
+    Empty for CPUs and calibrated clusters, whose attention is their own.
+    """
+    device = cluster.device
+    if cluster.calibration is not None or device.is_cpu:
+        return {}
+    place = _Place.of(device)
+    found = {}
+    for attention in get_args(Attention):
+        name = _kernel_of(attention, device)
+        if _nearest(place, "attention", name, f"{name} prefill") is not None:
+            found[attention] = _coefficients_of_attention(device, name)
+    return found
+
+
+def _kernel_of(attention: Attention, device: DeviceSpec) -> str:
+    """The name of the measured kernel of an attention setting; for sdpa, what PyTorch calls."""
+    if attention == "sdpa":
+        return find_software(None).attention_on(device)
+    return {"flash-2": "FA2", "flash-3": "FA3"}.get(attention, attention)
+
+
+def check_attention(cluster: ClusterSpec, strategy: Strategy) -> None:
+    """Raise SpecError if no measured kernel of `strategy.attention` is known for the device."""
+    named = _named_attention(cluster)
+    if named and strategy.attention not in (None, *named):
+        raise SpecError(
+            f"strategy.attention: {strategy.attention} was not measured on {cluster.device.name} "
+            f"nor a similar device; known are {', '.join(named)}"
+        )
 
 
 def _without_level(cluster: ClusterSpec) -> Coefficients | None:
@@ -244,7 +280,12 @@ def _low_bits(place: _Place, fitted: Mapping[str, float]) -> dict[str, float]:
 
 def _attention(device: DeviceSpec, software: Software) -> dict[str, float]:
     """The coefficients of attention: forward, backward, and heads of 64."""
-    kernel = measured_attention(device, software).kernel
+    return _coefficients_of_attention(device, software.attention_on(device))
+
+
+def _coefficients_of_attention(device: DeviceSpec, name: str) -> dict[str, float]:
+    """The coefficients of attention with one kernel."""
+    kernel = _measured_attention(_Place.of(device), name).kernel
     assert isinstance(kernel, AttentionKernel)
     efficiency, backward = kernel.efficiency, kernel.backward or _BACKWARD
     if kernel.passes == "together":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,6 +68,9 @@ class Coefficients(NamedTuple):
     # compiled blocks.
     block_host_s: float = 0.0
     compiled_launch: float = 1.0
+    # Attention kernels that a strategy may name instead of the software's, with their own values of
+    # the five coefficients of attention: a mapping by name. None where no kernels are known.
+    attention_kernels: Any = None
     # Factor on all predicted seconds, for the software of the run.
     level: float = 1.0
     # Seconds of low-bit matrix products relative to 16 bits, and the output width at which the cast
@@ -84,6 +88,11 @@ class Coefficients(NamedTuple):
         if dtype == "nvfp4":
             return self.nvfp4, self.nvfp4_cast_width
         return self.fp8, self.fp8_cast_width
+
+    def with_attention(self, kernel: str | None) -> Coefficients:
+        """These coefficients with the named attention kernel; unchanged for None or an unknown."""
+        own: Mapping[str, float] = (self.attention_kernels or {}).get(kernel or "", {})
+        return self._replace(**own) if own else self
 
     @property
     def without_latency(self) -> Coefficients:

@@ -15,7 +15,7 @@ from shardwise.spec.adapter import Adapter
 from shardwise.spec.dtype import DType, LinearDType
 from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.record import did_you_mean
-from shardwise.spec.strategy import ContextMethod, GradSync, Loss, LossKernel
+from shardwise.spec.strategy import Attention, ContextMethod, GradSync, Loss, LossKernel
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,6 +42,7 @@ class FixedSettings(TypedDict, total=False):
     compile: bool | None
     loss: Loss | None
     loss_kernel: LossKernel | None
+    attention: Attention | None
 
 
 class StrategySettings(FixedSettings, total=False):

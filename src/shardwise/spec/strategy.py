@@ -17,6 +17,7 @@ Kind = Literal["single", "ddp", "zero1", "zero2", "zero3"]
 GradSync = Literal["every", "local", "last"]
 Loss = Literal["plain", "chunked", "fused"]
 LossKernel = Literal["liger", "cut_cross_entropy"]
+Attention = Literal["sdpa", "flash-2", "flash-3", "flex", "eager"]
 ContextMethod = Literal["ulysses", "ring"]
 # The upper bound is far beyond any run, and small enough that bytes stay within 64 bits.
 PositiveInt = Annotated[int, Field(ge=1, le=2**20)]
@@ -96,6 +97,8 @@ class Strategy(Record):
     loss: Loss = "plain"
     loss_chunks: Annotated[int, Field(ge=2, le=2**20)] = 8
     loss_kernel: LossKernel = "liger"
+    # The attention kernel. Unset, that of the cluster's software.
+    attention: Attention | None = None
     # Size of DDP's buckets. Unset, torch's default: 25 MiB after a small first bucket.
     ddp_bucket_mib: Annotated[float, Field(gt=0)] | None = None
 
@@ -177,6 +180,8 @@ class Strategy(Record):
             problems.append(
                 "with tensor parallelism the loss is divided by vocabulary; leave loss 'plain'"
             )
+        if self.context > 1 and self.attention == "eager":
+            problems.append("context parallelism needs fused attention; leave attention out")
         if self.tensor_across_nodes and self.tensor == 1:
             problems.append("tensor_across_nodes means nothing without tensor parallelism")
         return problems

@@ -118,6 +118,7 @@ def run_words(run: RunSpec) -> str:
         _low_bits(strategy),
         job.optimizer,
         _loss(strategy),
+        f"{strategy.attention} attention" if strategy.attention else "",
         _inside(strategy),
         "embedding and head in their own units" if strategy.split_root else "",
         _blocks_per_unit(strategy),

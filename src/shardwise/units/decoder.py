@@ -30,11 +30,12 @@ def decoder_units(
     compiled: bool = False,
     autocast: bool = False,
     division: Division = WHOLE,
+    eager: bool = False,
 ) -> ModelUnits:
     """The units of `model` on one device, at sequence length `seq_len` and compute dtype `dtype`.
 
     With `autocast`, only matmuls and attention compute in `dtype`; otherwise everything does, as
-    under a mixed-precision policy of fully_shard.
+    under a mixed-precision policy of fully_shard. With `eager`, attention keeps its scores.
     """
     model.check_seq_len(seq_len)
     _check_targets(model)
@@ -50,7 +51,7 @@ def decoder_units(
         for layer in range(model.layers)
     ]
     kinds = {
-        key: _block(model, *key, itemsize, stream, division, compiled)
+        key: _block(model, *key, itemsize, stream, division, compiled, eager)
         for key in dict.fromkeys(keys)
     }
     embeddings = _embeddings(model, _graph(model, itemsize, stream, division))
@@ -161,9 +162,11 @@ def _block(
     stream: int,
     division: Division,
     compiled: bool,
+    eager: bool,
 ) -> Unit:
     """The unit of one block that attends to `span` keys; `needs`: its input needs a gradient."""
     graph = _graph(model, itemsize, stream, division, needs)
+    graph.eager = eager
     x = graph.input
     if model.layout in ("parallel", "parallel_two_norms"):
         normed = _norm(graph, model, x, "attention_norm")

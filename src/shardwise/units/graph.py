@@ -96,6 +96,8 @@ class Graph:
     # Values that variables in the model's code keep alive until its forward returns.
     named: list[Value] = field(default_factory=list)
     experts: int = 0
+    # Whether attention keeps its scores, as eager attention does.
+    eager: bool = False
     # Collectives of gradients.
     reduced: list[Exchange] = field(default_factory=list)
 
@@ -246,9 +248,11 @@ class Graph:
         `sent` and `returned` are collectives of its forward and backward, `scratch` the bytes of
         temporaries during both.
         """
+        inputs = tuple(self.cast(x, self.itemsize) for x in dict.fromkeys((q, k, v)))
+        if self.eager:
+            return self._eager(inputs, heads, width, span)
         output = self.value(width)
         statistics = self.value(heads, 4)
-        inputs = tuple(self.cast(x, self.itemsize) for x in dict.fromkeys((q, k, v)))
         return self._run(
             Op(
                 output=output,
@@ -263,6 +267,33 @@ class Graph:
                 backward_scratch=scratch,
             )
         )
+
+    def _eager(self, inputs: tuple[Value, ...], heads: int, width: int, span: int) -> Value:
+        """Record eager attention as transformers runs it: every operation makes its own scores.
+
+        Keys and values are repeated for all heads. Scores are scaled, masked and cast to fp32 for
+        the softmax; its output is kept in fp32 and as cast back. Their time is in the kernel's.
+        """
+        q, *rest = inputs
+        repeated = [
+            x if x.width >= width else self._run(Op(output=self.value(width), inputs=(x,)))
+            for x in rest
+        ] or [q]
+        k, v = repeated[0], repeated[-1]
+        scores = heads * span
+        half = {
+            "attention_flops": 2.0 * span * width,
+            "attention_span": span,
+            "head_dim": round(width / heads),
+        }
+        made = self._run(Op(output=self.value(scores), inputs=(q, k), saves=(q, k), **half))
+        for _ in ("scaled", "masked"):
+            made = self._run(Op(output=self.value(scores), inputs=(made,)))
+        soft = self.value(scores, max(4, self.itemsize))
+        self._run(Op(output=soft, inputs=(made,), saves=(soft,)))
+        if soft.itemsize != self.itemsize:
+            soft = self._run(Op(output=self.value(scores), inputs=(soft,)))
+        return self._run(Op(output=self.value(width), inputs=(soft, v), saves=(soft, v), **half))
 
     def exchange(
         self,

@@ -17,15 +17,29 @@ from shardwise.units.decoder import decoder_units
 from shardwise.units.division import Division
 from shardwise.units.kept_trace import kept_units
 from shardwise.units.low_bits import in_low_bits
-from shardwise.units.unit import ModelUnits
+from shardwise.units.unit import ModelUnits, Unit
 
 
 def load_units(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
     """The units of a model at a sequence length, with a strategy's dtypes and parallelism."""
-    units = _loaded(model, seq_len, strategy)
+    units = _with_attention(_loaded(model, seq_len, strategy), strategy)
     if strategy.linear_dtype is None:
         return units
     return in_low_bits(units, strategy.linear_dtype, gathered=strategy.low_bit_gather)
+
+
+def _with_attention(units: ModelUnits, strategy: Strategy) -> ModelUnits:
+    """The units with the attention kernel of a strategy; unchanged if it names none."""
+    if strategy.attention is None:
+        return units
+
+    def named(block: Unit) -> Unit:
+        members = tuple(map(named, block.members))
+        stage = replace(block.stage, attention=strategy.attention)
+        return replace(block, stage=stage, members=members)
+
+    made = {block: named(block) for block in dict.fromkeys(units.blocks)}
+    return replace(units, blocks=tuple(made[block] for block in units.blocks))
 
 
 def _loaded(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
@@ -38,7 +52,13 @@ def _loaded(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
     by_formulas = model.adapter is None or not model.adapter.train
     if isinstance(model, ModelSpec) and by_formulas:
         division = Division.of(strategy)
-        return decoder_units(model, seq_len, dtype, strategy.compile, autocast, division)
+        eager = strategy.attention == "eager"
+        return decoder_units(model, seq_len, dtype, strategy.compile, autocast, division, eager)
+    if strategy.attention == "eager":
+        raise SpecError(
+            f"strategy.attention: {model.name} is traced, with fused attention; eager attention is "
+            "planned for models with formulas only"
+        )
     if strategy.mesh.inner > 1:
         raise SpecError(
             f"strategy: {model.name} is traced, and a trace knows neither tensor nor context "

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Literal, NamedTuple
 
 from shardwise.spec.dtype import LinearDType
+from shardwise.spec.strategy import Attention
 from shardwise.units.division import NO_EXCHANGES, Exchanges, together
 
 Policy = Literal["none", "selective", "full"]
@@ -69,6 +70,8 @@ class Stage:
     # read and write; 0 where unknown.
     logits: float = 0.0
     logit_moved: float = 0.0
+    # The attention kernel; None for that of the cluster's software.
+    attention: Attention | None = None
     # Whether torch.compile fuses element-wise operations.
     compiled: bool = False
     # The low-bit dtype of matrix products; None if they run in the compute dtype.

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from shardwise.spec.adapter import ALL_LINEAR
 from shardwise.spec.record import SpecError
+from shardwise.stacks.attention import read_attention
 from shardwise.stacks.outcomes import UNSAID, quoted
 from shardwise.stacks.read import accelerate, known_keys
 from shardwise.stacks.read.adapters import LoraKeys, Quantisation, set_base, set_lora, set_master
@@ -93,6 +94,7 @@ def read(table: Mapping[str, object]) -> Imported:
         reading.lose("num_epochs", "set train.steps, which counts steps")
     _recompute(given, reading)
     set_packing(reading, given, "sample_packing")
+    read_attention(given, reading)
     _others(given, reading)
     return reading.done()
 

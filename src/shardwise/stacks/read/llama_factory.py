@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from shardwise.spec.adapter import ALL_LINEAR
 from shardwise.spec.record import SpecError
+from shardwise.stacks.attention import read_flash_attn
 from shardwise.stacks.fused_loss import OTHER_KERNELS, fused_loss
 from shardwise.stacks.outcomes import UNSAID, quoted
 from shardwise.stacks.read import known_keys
@@ -76,6 +77,7 @@ def read(table: Mapping[str, object]) -> Imported:
     _weights(given, reading)
     _recompute(given, reading)
     set_packing(reading, given, "packing")
+    read_flash_attn(given, reading)
     if flag(given, LIGER, otherwise=False):
         reading.given(LIGER, fused_loss("liger"), why=f"; {OTHER_KERNELS}")
     if flag(given, "use_muon", otherwise=False):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from shardwise.spec.record import SpecError, did_you_mean
+from shardwise.stacks.attention import read_attention
 from shardwise.stacks.fused_loss import OTHER_KERNELS
 from shardwise.stacks.outcomes import Outcome, quoted
 from shardwise.stacks.read import accelerate, deepspeed, fsdp1, known_keys
@@ -155,6 +156,7 @@ def read(
     set_base(reading, table.get("dtype") or table.get("torch_dtype") or "float32", _bits(table))
     set_master(reading, loaded_dtype(reading, table.get("dtype") or table.get("torch_dtype")))
     set_packing(reading, table, "packing")
+    read_attention(table, reading)
     return reading.done()._replace(objective=objective_of_table(table))
 
 

@@ -11,6 +11,7 @@ from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
+from shardwise.stacks.attention import attention_name, write_attention
 from shardwise.stacks.read.axolotl import read
 from shardwise.stacks.table import write_rows
 from shardwise.stacks.training_arguments import (
@@ -126,8 +127,8 @@ def _data(run: RunSpec) -> dict[str, Any]:
     }
     if packed and not run.cluster.device.is_cpu:
         # Packing needs an attention that knows where sequences begin.
-        table["attn_implementation"] = "flash_attention_2"
-    return table
+        table["attn_implementation"] = attention_name(run, "flash_attention_2")
+    return {**table, **write_attention(run)}
 
 
 def _precision(strategy: Strategy) -> dict[str, bool]:

@@ -49,6 +49,9 @@ PLAIN_LOSS = Rule(
 )
 
 
+ATTENTION = Rule(
+    ("attention",), "set attn_implementation where the model is loaded; the file does not name it"
+)
 # For stacks with a file that cannot choose the dtype of matrix products.
 LOW_BITS = Rule(
     ("linear_dtype", "low_bit_gather"), "products run in the compute dtype unless you convert them"
@@ -85,6 +88,9 @@ def compare(
     """
     cluster, ours = run.cluster, run.strategy
     size = cluster.devices, cluster.devices_per_node
+    if ours.attention is None:
+        # Then it is the stack's choice.
+        read_back = {name: value for name, value in read_back.items() if name != "attention"}
     by_file = Strategy.read(read_back).resolve(*size)
     applied = Strategy.read({**read_back, **(script or {})}).resolve(*size)
     settled = {
@@ -124,6 +130,7 @@ def _by_rules(
         TENSOR_INSIDE,
         PLAIN_LOSS,
         LOW_BITS,
+        ATTENTION,
         *(Rule((name,), f"the stack uses {{{name}}}") for name in differing),
     ):
         fields = [name for name in rule.fields if name in left]
@@ -142,6 +149,8 @@ def without_effect(strategy: Strategy) -> set[str]:
         found |= {"loss_chunks"}
     if strategy.loss != "fused":
         found |= {"loss_kernel"}
+    if strategy.attention is None:
+        found |= {"attention"}
     if strategy.accumulate == 1:
         found |= {*_OF_ACCUMULATION}
     if strategy.sharded:

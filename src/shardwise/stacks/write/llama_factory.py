@@ -8,6 +8,7 @@ from shardwise.spec.adapter import ALL_LINEAR, Adapter
 from shardwise.spec.chat import holds_chat
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
+from shardwise.stacks.attention import write_flash_attn
 from shardwise.stacks.outcomes import Difference
 from shardwise.stacks.read.llama_factory import LIGER, read
 from shardwise.stacks.read.trainer import ENVIRONMENT as USES_GROUPS
@@ -61,6 +62,7 @@ def _table(run: RunSpec) -> dict[str, Any]:
         **arguments(run, with_deepspeed=True),
     }
     table.pop("gradient_checkpointing", None)
+    table |= write_flash_attn(run)
     if table.pop("use_liger_kernel", False):
         table[LIGER] = True
     if "fsdp_config" in table:

@@ -9,6 +9,7 @@ from shardwise.spec.chat import holds_chat
 from shardwise.spec.dtype import TORCH_NAMES
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
+from shardwise.stacks.attention import write_attention
 from shardwise.stacks.outcomes import Difference
 from shardwise.stacks.read.trainer import ENVIRONMENT as USES_GROUPS
 from shardwise.stacks.read.trainer import read_trl
@@ -66,6 +67,7 @@ def _table(run: RunSpec) -> dict[str, Any]:
     # TRL's defaults are true.
     defaults = {"bf16": False, "gradient_checkpointing": False}
     table |= {**defaults, **arguments(run, with_deepspeed=True)}
+    table |= write_attention(run)
     # TRL has a fused head of its own.
     table.pop("use_liger_kernel", None)
     if "fsdp" in table and (strategy.hybrid or strategy.context > 1):

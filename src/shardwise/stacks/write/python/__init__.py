@@ -45,9 +45,9 @@ def applied(run: RunSpec) -> Strategy:
 
 
 def in_script(strategy: Strategy) -> Strategy:
-    """The strategy without what no script has: a split root, and a fused loss (then in chunks)."""
+    """The strategy without what no script has: split root, fused loss (in chunks), attention."""
     loss = "chunked" if strategy.loss == "fused" else strategy.loss
-    return strategy.but(split_root=False, loss=loss)
+    return strategy.but(split_root=False, loss=loss, attention=None)
 
 
 def _description(run: RunSpec, command: str) -> str:

@@ -29,6 +29,8 @@ def unsupported_by_step(run: RunSpec) -> tuple[str, ...]:
         found.append("split_root = true: embedding and head are gathered with the root, all step.")
     if run.strategy.context > 1 and run.strategy.context_method == "ring":
         found.append("context_method = ring: the script exchanges heads for tokens (Ulysses).")
+    if run.strategy.attention not in (None, "sdpa"):
+        found.append(f"attention = {run.strategy.attention}: the script uses sdpa.")
     if run.strategy.loss == "fused":
         found.append("loss = fused: the script computes head and loss in chunks.")
     if train.device == "auto" and not on_cpu(run):
