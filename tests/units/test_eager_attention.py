@@ -38,7 +38,7 @@ def saved_by_blocks(model: Any, implementation: str) -> int:
 def test_saved_scores(kv_heads: int) -> None:
     spec = ModelSpec(
         name="small", family="llama", layers=3, hidden=64, heads=4, kv_heads=kv_heads, ffn=96,
-        vocab=256, max_positions=SEQ_LEN,
+        head_dim=16, vocab=256, max_positions=SEQ_LEN,
     )  # fmt: skip
     config = transformers.LlamaConfig(
         hidden_size=64, num_hidden_layers=3, num_attention_heads=4, intermediate_size=96,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from shardwise.spec.adapter import Adapter
 from shardwise.units.division import WHOLE, Division, Exchange, Exchanges, together
@@ -281,7 +282,7 @@ class Graph:
         ] or [q]
         k, v = repeated[0], repeated[-1]
         scores = heads * span
-        half = {
+        half: dict[str, Any] = {
             "attention_flops": 2.0 * span * width,
             "attention_span": span,
             "head_dim": round(width / heads),
