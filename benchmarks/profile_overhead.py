@@ -113,6 +113,9 @@ def contestant(name: str, rounds: int, folder: Path) -> Contestant:
                 profiler.values()
                 profiler_s[-1] += time.perf_counter() - begin
 
+        def evaluated(self, found: Any) -> None:
+            pass
+
     def run(steps: int) -> None:
         train(training, Watcher(), until=training.step + steps)
 

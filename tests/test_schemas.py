@@ -64,6 +64,8 @@ FORMS: list[dict[str, Any]] = [
     {"cluster": {"instance": "p5.48xlarge", "nodes": 2}},
     {"adapter": {"rank": 8, "targets": "q_proj"}},
     {"train": {"checkpoint": False}, "data": {"path": "text"}},
+    {"data": {"path": "text"}, "eval": {"data": ["a", "b"], "every": 100, "keep_best": True}},
+    {"eval": {"data": {"path": "held-out", "packing": False}, "tokens": "64k"}},
 ]
 
 
@@ -108,6 +110,7 @@ AROUND: dict[str, dict[str, Any]] = {
     "strategy": {"kind": "zero3"},
     "train": {},
     "data": {},
+    "eval": {},
 }
 
 

@@ -17,6 +17,7 @@ from shardwise.spec import catalogue
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.calibration import Calibration
 from shardwise.spec.cluster import ClusterSpec, DeviceSpec
+from shardwise.spec.evaluation import EvalSettings
 from shardwise.spec.families import FAMILIES
 from shardwise.spec.instance import instances
 from shardwise.spec.job import Job
@@ -36,7 +37,7 @@ from shardwise.spec.train import (
 RECORDS: tuple[type[BaseModel], ...] = (
     *(ModelSpec, Adapter, ClusterSpec, DeviceSpec, Calibration, Level, Job, Strategy),
     *(TrainSettings, ProfileSettings, MetricsSettings, CheckpointSettings, RestartSettings),
-    DataSettings,
+    *(DataSettings, EvalSettings),
 )
 # What fields take beside their type: readers turn these words into the rest.
 _TEXT = {"type": "string"}
@@ -44,6 +45,7 @@ _WORDS = {
     "ClusterSpec.device": _TEXT,
     "TrainSettings.checkpoint": {"type": "boolean"},
     "DataSettings.path": _TEXT,
+    "EvalSettings.data": {"type": ["string", "array"], "items": _TEXT},
     "Adapter.targets": _TEXT,
     "Adapter.train": _TEXT,
 }
@@ -75,6 +77,7 @@ def run_schema() -> dict[str, Any]:
         "strategy": either(_TEXT, _table(Strategy)),
         "train": _table(TrainSettings),
         "data": _table(DataSettings),
+        "eval": _table(EvalSettings),
     }
     assert set(sections) == set(SECTIONS)
     return {

@@ -32,12 +32,12 @@ def with_steps(described: RunSpec, steps: int, **changes: object) -> RunSpec:
 
 
 def as_probe(described: RunSpec, steps: int) -> RunSpec:
-    """The run with only `steps` steps, without trackers, checkpoints and restarts.
+    """The run with only `steps` steps, without trackers, evaluation, checkpoints and restarts.
 
     It serves to measure the step time.
     """
     return with_steps(
-        described,
+        described._replace(eval=None),
         steps,
         trackers=(),
         metrics=None,
@@ -204,6 +204,7 @@ def result_json(result: Result) -> dict[str, object]:
         "steps": result.steps,
         "folder": str(result.folder),
         **({} if result.checkpoint is None else {"checkpoint": result.checkpoint}),
+        **({} if result.best is None else {"best": result.best._asdict()}),
         "last": dict(result.last),
         **({"predicted": predicted.to_dict()} if predicted else {}),
         **({"measured": result.measured.to_dict()} if result.measured else {}),

@@ -62,7 +62,7 @@ def profile_steps(
     before = steps_before_profile(after, settings.measure)
     first = before + 1
     described = with_steps(
-        described,
+        described._replace(eval=None),
         # Traces are written in the step after the profiled ones.
         before + steps + 1 + _PLAIN_STEPS,
         profile=requested.but(

@@ -24,7 +24,7 @@ _STACKS_S = 5.0
 # Stack frames of a rank that waits in a collective.
 _COLLECTIVE = re.compile(r"torch/distributed/")
 # Sections in the order of a step: the rank in the earliest one is the one that hangs.
-_SECTIONS = ("start", "load", "agree", "save", "profile", "data", "step", "copy", "log")
+_SECTIONS = ("start", "load", "agree", "eval", "save", "profile", "data", "step", "copy", "log")
 
 
 class Hang(NamedTuple):

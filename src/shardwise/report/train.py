@@ -108,6 +108,17 @@ class TrainScreen:
             soft_wrap=True,
         )
 
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
+        """Print a line of the held-out loss: perplexity, tokens and seconds."""
+        stages.end()
+        self._out.print(
+            f"step {step:>{len(str(self._total))}}/{self._total}  "
+            f"held-out loss {values['eval_loss']:.4f}  "
+            f"perplexity {values['eval_perplexity']:,.2f}  "
+            f"{values['eval_tokens']:,.0f} tokens  {show_seconds(values['eval_s'])}",
+            soft_wrap=True,
+        )
+
     def ended(self, result: Result) -> None:
         """Print why the run ended, then prediction against measurement."""
         self.close()
@@ -121,6 +132,10 @@ class TrainScreen:
             loss = result.last.get("loss")
             ending = Text(f"{reason} after {result.steps:,} steps", style="bold")
             out.print(ending + Text(f", loss {loss:.4f}" if loss else ""))
+        if result.best is not None:
+            best = result.best
+            kept = f"Lowest held-out loss {best.eval_loss:.4f} after step {best.step:,}"
+            out.print(f"{kept}: {best.checkpoint}", soft_wrap=True)
         if result.predicted is not None and result.measured is not None:
             out.print()
             out.print(comparison_table(result.predicted, result.measured))

@@ -11,8 +11,15 @@ from shardwise.step.comparison import relative_change
 
 # Results in the order of a screen.
 RESULTS = (
-    *("state", "step", "loss", "gradient_norm", "step_s", "predicted_step_s", "tokens_per_s"),
-    *("tokens_per_s_per_device", "mfu", "peak_bytes", "predicted_peak_bytes", "recoveries"),
+    *("state", "step", "loss", "eval_loss", "gradient_norm", "step_s", "predicted_step_s"),
+    *(
+        "tokens_per_s",
+        "tokens_per_s_per_device",
+        "mfu",
+        "peak_bytes",
+        "predicted_peak_bytes",
+        "recoveries",
+    ),
 )
 # Sections that are compared by the names in _ABOUT instead: many of their settings would differ.
 _ABOUT = ("model", "parameters", "cluster", "devices", "version")

@@ -31,10 +31,11 @@ from shardwise.spec.strategy import Strategy, parse_strategy
 from shardwise.spec.toml_text import toml_text
 
 if TYPE_CHECKING:
+    from shardwise.spec.evaluation import EvalSettings
     from shardwise.spec.train import DataSettings, TrainSettings
 
 DEFAULT_SEQ_LEN = 4096
-SECTIONS = ("model", "adapter", "cluster", "job", "strategy", "train", "data")
+SECTIONS = ("model", "adapter", "cluster", "job", "strategy", "train", "data", "eval")
 
 
 _STARTS = ("preset", "config", "pretrained", "factory")
@@ -47,9 +48,10 @@ class RunSpec(NamedTuple):
     cluster: ClusterSpec
     job: Job
     strategy: Strategy
-    # None unless the file has these sections: planning needs neither.
+    # None unless the file has these sections: planning needs none of them.
     train: TrainSettings | None = None
     data: DataSettings | None = None
+    eval: EvalSettings | None = None
 
     @property
     def adapter(self) -> Adapter | None:
@@ -124,6 +126,7 @@ def run_from_dict(data: dict[str, Any], base: Path | None = None) -> RunSpec:
         "strategy": _strategy,
         "train": _train,
         "data": lambda section: _data(section, base),
+        "eval": lambda section: _eval(section, parts.get("data"), base),
     }
     for name, read in readers.items():
         with problems.collect():
@@ -239,12 +242,30 @@ def _train(section: object) -> TrainSettings:
 def _data(section: object, base: Path | None) -> DataSettings:
     from shardwise.spec.train import DataSettings
 
-    data = DataSettings.read(_table(section, "data"), where="data")
+    return _with_paths(DataSettings.read(_table(section, "data"), where="data"), base)
+
+
+def _with_paths(data: DataSettings, base: Path | None) -> DataSettings:
+    """The settings with paths of files and tokenizer relative to `base`."""
     paths = tuple(str((base or Path()) / path) for path in data.path)
     tokenizer = data.tokenizer
     if tokenizer != "bytes":
         tokenizer = str((base or Path()) / tokenizer)
     return data.but(path=paths, tokenizer=tokenizer)
+
+
+def _eval(section: object, training: DataSettings | None, base: Path | None) -> EvalSettings:
+    """The section, with keys of its data that are not given taken from the `training` data."""
+    from shardwise.spec.evaluation import EvalSettings
+
+    found = EvalSettings.read(_table(section, "eval"), where="eval")
+    data = _with_paths(found.data, base)
+    if training is not None:
+        given = {key: getattr(data, key) for key in found.data.model_fields_set}
+        data = training.but(**{"path": (), "source": None, **given})
+    if data.synthetic and training is not None and not training.synthetic:
+        raise SpecError("eval.data: is missing; name files that the run does not train on")
+    return found.but(data=data)
 
 
 def write_run(run: RunSpec, comments: Iterable[str] = ()) -> str:

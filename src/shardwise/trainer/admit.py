@@ -30,6 +30,22 @@ def admit(run: RunSpec, processes: int, per_node: int) -> None:
     check_sequence(run._replace(strategy=strategy))
     if run.data is not None and run.data.path:
         find_files(run.data.path)
+    _check_eval(run)
+
+
+def _check_eval(run: RunSpec) -> None:
+    """Raise SpecError unless the held-out files exist and the best checkpoint can be kept."""
+    if run.eval is None:
+        return
+    if run.eval.keep_best and run.train is not None and not run.train.checkpoint.save:
+        raise SpecError(
+            "eval.keep_best: train.checkpoint is false, so no checkpoint exists; set it true"
+        )
+    if run.eval.data.path:
+        try:
+            find_files(run.eval.data.path)
+        except SpecError as error:
+            raise SpecError(f"eval.{problem}" for problem in error.problems) from error
 
 
 def check_is_causal(model: Model) -> None:

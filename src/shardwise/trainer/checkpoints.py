@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -29,6 +30,8 @@ from shardwise.spec.file_errors import is_wrong_name
 from shardwise.spec.optimizer import LOW_BIT
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, run_table
+from shardwise.trainer.best import Best, best_of, held_out_set
+from shardwise.trainer.evaluation import Evaluated
 from shardwise.trainer.folder import versions
 from shardwise.trainer.loop import Training
 from shardwise.trainer.save_pace import SavePace
@@ -132,6 +135,10 @@ class RunCheckpoints:
         # Steps of checkpoints that could not be loaded.
         self._corrupt: frozenset[int] = frozenset()
         self._failure: SaveError | None = None
+        self._keeps_best = run.eval is not None and run.eval.keep_best
+        # The complete checkpoint with the lowest held-out loss, and that with the one in progress.
+        self._complete_best: Best | None = None
+        self._best: Best | None = None
 
     @property
     def last_step(self) -> int | None:
@@ -142,7 +149,16 @@ class RunCheckpoints:
     def last_url(self) -> str | None:
         """The path or URL of the last completed checkpoint; None if there is none."""
         step = self.last_step
-        return None if step is None else f"{self._place.url.rstrip('/')}/{name_of(step)}"
+        return None if step is None else self.url_of(step)
+
+    @property
+    def best(self) -> Best | None:
+        """Step and held-out loss of the best checkpoint; None without eval.keep_best."""
+        return self._complete_best
+
+    def url_of(self, step: int) -> str:
+        """The path or URL of the checkpoint of a step."""
+        return f"{self._place.url.rstrip('/')}/{name_of(step)}"
 
     @property
     def is_saving(self) -> bool:
@@ -175,6 +191,10 @@ class RunCheckpoints:
         t.step = self._saved = self._loaded = manifest.step
         self._corrupt = loaded.skipped_steps
         t.batches.seek(manifest.step, manifest.sequences)
+        if manifest.eval_loss is not None and held_out_set(manifest.run) == held_out_set(self._run):
+            t.evaluated = Evaluated(manifest.step, manifest.eval_loss)
+        if self._keeps_best:
+            self._best = self._complete_best = best_of(self._place, manifest.step, self._run)
         if manifest.world == self._world:
             prefix = f"{state.RANK}.{self._rank}."
             t.rank_state = {
@@ -280,6 +300,10 @@ class RunCheckpoints:
         free = self._rank == 0 and not self._saver.busy
         return free and self._pace.is_due(time.monotonic())
 
+    def is_best(self, found: Evaluated) -> bool:
+        """Whether to save now, because this held-out loss is the lowest so far."""
+        return self._keeps_best and (self._best is None or found.loss < self._best.loss)
+
     def save(self, rank_state: Mapping[str, torch.Tensor], unchanged: bool = False) -> None:
         """Start to save the training, unless its current step is saved; waits for the save before.
 
@@ -289,6 +313,7 @@ class RunCheckpoints:
         t = self._training
         if t.step == self._saved:
             return
+        found = t.evaluated if t.evaluated is not None and t.evaluated.step == t.step else None
         manifest = Manifest(
             step=t.step,
             world=self._world,
@@ -296,9 +321,13 @@ class RunCheckpoints:
             run=self._run,
             versions={**versions(), **_SYNTHETIC},
             base=base_digest(t.model),
+            eval_loss=found.loss if found is not None and math.isfinite(found.loss) else None,
         )
         own = state.rank_state(self._rank, t.device, rank_state)
         self._finish_save()
+        if found is not None and self.is_best(found):
+            self._best = Best(t.step, found.loss)
+        self._saver.best = self._best.step if self._best is not None else None
         self._pace.saved(time.monotonic())
         self._saved, self._failure = t.step, None
         updated, buffers = state.updated(t.model, t.optimizer), state.buffers_of(t.model)
@@ -331,8 +360,10 @@ class RunCheckpoints:
             self._saver.wait()
         except SaveError as error:
             self._failure, self._saved = error, None
+            self._best = self._complete_best
             if self._rank == 0:
                 log.warning("%s", error)
+        self._complete_best = self._best
         self._report_saved()
 
     def _report_saved(self) -> None:

@@ -12,8 +12,7 @@ Steps are counted from 1 wherever a number is shown or written: step N is the N-
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -27,11 +26,13 @@ from shardwise.engine.mesh import world
 from shardwise.engine.sync import micro_batch, strategy_of
 from shardwise.launch.heartbeat import report, resize_requested, section
 from shardwise.spec.train import TrainSettings
-from shardwise.trainer.agree import Agreement, Reason
+from shardwise.trainer.agree import Agreed, Agreement, Reason
 from shardwise.trainer.clip import clip_gradients
 from shardwise.trainer.clock import StepClock
 from shardwise.trainer.data.batches import Batches, MicroBatch
+from shardwise.trainer.evaluation import Evaluated, Evaluation
 from shardwise.trainer.optimizer import clear_gradients, set_learning_rate
+from shardwise.trainer.stop_signal import stop_on_signal
 
 # Number of first steps that may be slow, since they compile and initialise.
 SETTLED = 6
@@ -54,6 +55,10 @@ class Training:
     step: int = 0
     # The signal that stopped the run, if any.
     stopped_by: int | None = None
+    # Computes the held-out loss between steps; None without [eval].
+    evaluation: Evaluation | None = None
+    # The last held-out loss; None before the first.
+    evaluated: Evaluated | None = None
     # State of this rank alone, as loaded from a checkpoint.
     rank_state: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
@@ -73,11 +78,16 @@ class Logged(NamedTuple):
 
 
 class StepObserver(Protocol):
-    """Observes the run: `step` wraps every step, `logged` receives the values of a log line."""
+    """Observes the run: `step` wraps every step, `logged` receives the values of a log line.
+
+    `evaluated` receives the held-out loss after a step, if the run has one.
+    """
 
     def step(self, step: int) -> Any: ...
 
     def logged(self, line: Logged) -> None: ...
+
+    def evaluated(self, found: Evaluated) -> None: ...
 
 
 class Checkpoints(Protocol):
@@ -85,6 +95,10 @@ class Checkpoints(Protocol):
 
     def is_due(self, step: int) -> bool:
         """Whether this rank wants a checkpoint after `step` steps; one rank is enough."""
+        ...
+
+    def is_best(self, found: Evaluated) -> bool:
+        """Whether to save now, because the held-out loss is the lowest so far."""
         ...
 
     def save(self, rank_state: Mapping[str, torch.Tensor], unchanged: bool = False) -> None:
@@ -112,7 +126,6 @@ def train(
 ) -> Reason:
     """Train up to and including step `until` (None: settings.steps); return why training ended."""
     t, settings = training, training.settings
-    mesh = strategy_of(t.model).mesh
     first, last = t.step, settings.steps if until is None else until
     window = LogWindow(t.device, t.rank_state)
     clock = StepClock(t.device)
@@ -120,15 +133,16 @@ def train(
     update = Update(t, window, saver)
 
     with stop_on_signal() as received_signal:
+        held_out = _HeldOutLoss(t, observer, saver, received_signal)
 
         def prepare(completed: int, slow: bool) -> tuple[list[MicroBatch], Agreement]:
             """Read the batches after `completed` steps, and start the agreement on that step."""
             with annotated(DATA), section("data", slow):
                 batches = t.batches.at(completed)
             saves = completed > first and saver.is_due(completed)
-            stops = received_signal() is not None
+            stops, copies = received_signal() is not None, strategy_of(t.model).mesh.inner
             return batches, Agreement(
-                completed + 1, batches, stops, saves, mesh.inner, resize_requested()
+                completed + 1, batches, stops, saves, copies, resize_requested()
             )
 
         reason: Reason = "done"
@@ -140,10 +154,10 @@ def train(
             report(step=number)
             with section("agree", slow):
                 agreed = agreement.result()
+            agreed = held_out.compute_if_due(agreed, clock)
             if agreed.end:
                 reason = agreed.end
-                t.stopped_by = received_signal() or (signal.SIGTERM if agreed.stop else None)
-                report(stopped_by=t.stopped_by or 0)
+                _set_signal(t, agreed.stop, received_signal())
                 break
             if agreed.save:
                 saver.save()
@@ -162,10 +176,77 @@ def train(
                 with section("log", slow=True):
                     observer.logged(line)
                 saver.check()
+        held_out.compute_last(reason)
         if t.step > first:
             saver.save()
         saver.finish()
     return reason
+
+
+def _set_signal(training: Training, stop: bool, received: int | None) -> None:
+    """Set and report the signal that stops the run; only another rank may have received one."""
+    training.stopped_by = received or (signal.SIGTERM if stop else None)
+    report(stopped_by=training.stopped_by or 0)
+
+
+class _HeldOutLoss:
+    """Computes the held-out loss of a training after steps; does nothing without [eval]."""
+
+    def __init__(
+        self,
+        training: Training,
+        observer: StepObserver,
+        saver: Saver,
+        received_signal: Callable[[], int | None],
+    ) -> None:
+        self._training, self._evaluation = training, training.evaluation
+        self._observer, self._saver, self._received_signal = observer, saver, received_signal
+
+    def compute_if_due(self, agreed: Agreed, clock: StepClock) -> Agreed:
+        """Compute the loss of the current step if it is due; return what ranks have now agreed on.
+
+        They save if it is the lowest. They stop if a signal ended the evaluation: the resumed run
+        computes the loss.
+        """
+        step = self._training.step
+        is_due = self._evaluation is not None and self._evaluation.is_due(step)
+        if not is_due or self._is_known or agreed.end:
+            return agreed
+        is_computed = self._compute()
+        clock.skip()
+        if not is_computed:
+            return agreed._replace(stop=True)
+        return agreed._replace(save=agreed.save or self._is_best)
+
+    def compute_last(self, reason: Reason) -> None:
+        """Compute the loss after the last step of the run, unless it is known."""
+        t = self._training
+        is_last = t.step == t.settings.steps or reason == "data ended"
+        if self._evaluation is not None and is_last and not self._is_known:
+            self._compute()
+
+    @property
+    def _is_known(self) -> bool:
+        found = self._training.evaluated
+        return found is not None and found.step == self._training.step
+
+    @property
+    def _is_best(self) -> bool:
+        found = self._training.evaluated
+        return found is not None and self._saver.is_best(found)
+
+    def _compute(self) -> bool:
+        """Compute and report the loss; return whether it was not given up."""
+        assert self._evaluation is not None
+        self._saver.check()
+        stops = self._received_signal
+        found = self._evaluation.run(self._training.step, lambda: stops() is not None)
+        if found is None:
+            return False
+        self._training.evaluated = found
+        with section("log", slow=True):
+            self._observer.evaluated(found)
+        return True
 
 
 class Saver:
@@ -178,6 +259,10 @@ class Saver:
 
     def is_due(self, step: int) -> bool:
         return self._checkpoints is not None and self._checkpoints.is_due(step)
+
+    def is_best(self, found: Evaluated) -> bool:
+        """Whether to save now, because the held-out loss is the lowest so far."""
+        return self._checkpoints is not None and self._checkpoints.is_best(found)
 
     def check(self) -> None:
         """Raise NonFiniteError if a gradient was not finite; waits for the device."""
@@ -353,21 +438,3 @@ class LogWindow:
         )
         self._clear()
         return line
-
-
-@contextmanager
-def stop_on_signal() -> Iterator[Callable[[], int | None]]:
-    """Record SIGTERM, SIGINT and SIGUSR1 inside the context, instead of acting on them.
-
-    The loop then stops all ranks after the same step. Yields a function that returns the first
-    signal this process received; None if there was none.
-    """
-    import threading
-
-    received: list[int] = []
-    with ExitStack() as restore:
-        if threading.current_thread() is threading.main_thread():
-            for name in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-                before = signal.signal(name, lambda number, _: received.append(number))
-                restore.callback(signal.signal, name, before)
-        yield lambda: received[0] if received else None

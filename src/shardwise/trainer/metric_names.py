@@ -54,6 +54,11 @@ MEMORY = Metric(
 # Metrics that are one value of a log line, by the key of that value.
 LOGGED = {
     "loss": Metric("shardwise_loss", "Mean loss since the last log line, over all ranks"),
+    "eval_loss": Metric(
+        "shardwise_eval_loss", "Mean loss of the last evaluation on held-out data, over all ranks"
+    ),
+    "eval_perplexity": Metric("shardwise_eval_perplexity", "e to the held-out loss"),
+    "eval_s": Metric("shardwise_eval_seconds", "Time of the last evaluation"),
     "gradient_norm": Metric("shardwise_gradient_norm", "Norm of all gradients before clipping"),
     "learning_rate": Metric("shardwise_learning_rate", "Learning rate"),
     "step_s": Metric("shardwise_step_seconds", "Median time of a step since the last log line"),

@@ -23,6 +23,7 @@ from shardwise.step.profile import StepProfile
 from shardwise.trainer.agree import Reason
 from shardwise.trainer.checkpoints import RunCheckpoints
 from shardwise.trainer.data.packing import DataStatistics
+from shardwise.trainer.evaluation import Evaluated
 from shardwise.trainer.folder import folder_of_rank_0, lock_folder, write_json, write_setup
 from shardwise.trainer.loop import Logged, Training, train
 from shardwise.trainer.measure import (
@@ -56,6 +57,8 @@ class Display(Protocol):
 
     def logged(self, step: int, values: Mapping[str, float]) -> None: ...
 
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None: ...
+
     def ended(self, result: Result) -> None: ...
 
 
@@ -77,6 +80,16 @@ class Result(NamedTuple):
     # The signal that stopped the run, and the last checkpoint.
     stopped_by: int | None = None
     checkpoint: str | None = None
+    # The checkpoint with the lowest held-out loss, with eval.keep_best.
+    best: BestCheckpoint | None = None
+
+
+class BestCheckpoint(NamedTuple):
+    """The checkpoint with the lowest held-out loss: its step, that loss, and its path or URL."""
+
+    step: int
+    eval_loss: float
+    checkpoint: str
 
 
 def run_training(run: RunSpec, folder: Path, display: Display | None = None) -> Result:
@@ -141,6 +154,7 @@ def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
         step_s=recorder.settled,
         stopped_by=training.stopped_by,
         checkpoint=checkpoints.last_url if checkpoints is not None else None,
+        best=_best(checkpoints) if checkpoints is not None else None,
     )
     if is_main and result.measured is not None:
         with BestEffort(f"write the measurement to {folder}"):
@@ -152,6 +166,11 @@ def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
     if lock is not None:
         lock.close()
     return result
+
+
+def _best(checkpoints: RunCheckpoints) -> BestCheckpoint | None:
+    best = checkpoints.best
+    return None if best is None else BestCheckpoint(*best, checkpoints.url_of(best.step))
 
 
 def _checkpoints(
@@ -260,6 +279,7 @@ class _Recorder:
                 settings.profile, windows, folder, training.device, run.strategy
             )
         self.last: dict[str, float] = {}
+        self._evaluated: dict[str, float] = {}
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
@@ -280,15 +300,29 @@ class _Recorder:
         self.settled += settled
         if self._predicted is None:
             return
-        self.last = self._values(self._predicted, line, settled)
+        values = self._values(self._predicted, line, settled)
         if self._profiler is not None:
-            self.last |= self._profiler.values()
-        for tracker in self._trackers:
-            tracker.log(line.step, self.last)
+            values |= self._profiler.values()
+        self._track(line.step, values)
+        self.last = values | self._evaluated
         if self._display is not None:
             # The output may be a file on a full disk.
             with self._showing:
-                self._display.logged(line.step, self.last)
+                self._display.logged(line.step, values)
+
+    def evaluated(self, found: Evaluated) -> None:
+        if self._predicted is None:
+            return
+        self._evaluated = found.values
+        self._track(found.step, self._evaluated)
+        self.last |= self._evaluated
+        if self._display is not None:
+            with self._showing:
+                self._display.evaluated(found.step, self._evaluated)
+
+    def _track(self, step: int, values: Mapping[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.log(step, values)
 
     def _is_settled(self, step: int) -> bool:
         """Whether a step's time is representative of the run."""

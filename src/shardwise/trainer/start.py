@@ -26,6 +26,8 @@ from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import DataSettings, TrainSettings
 from shardwise.trainer.admit import check_batch, check_sequence, device_kind
 from shardwise.trainer.data.batches import Batches, Layout, make_batches, prepare
+from shardwise.trainer.data.held_out import HeldOut
+from shardwise.trainer.evaluation import Evaluation
 from shardwise.trainer.loop import Training
 from shardwise.trainer.optimizer import make_optimizer
 from shardwise.trainer.replicas.group import ReplicaGroup, one_group
@@ -60,7 +62,9 @@ def start(run: RunSpec, group: ReplicaGroup | None = None) -> tuple[RunSpec, Tra
     layout = layout_of(strategy, run.job.seq_len, group)
     stages.begin("Reading data")
     batches = open_data(run.data or DataSettings(), layout, vocab, settings.seed)
-    if batches.statistics is not None and batches.statistics.packing:
+    held_out = open_held_out(run, layout, vocab, settings.seed)
+    packing = batches.statistics is not None and batches.statistics.packing
+    if packing or (held_out is not None and held_out.is_packed):
         check_packing(module)
     stages.begin("Creating the optimizer")
     training = Training(
@@ -70,6 +74,8 @@ def start(run: RunSpec, group: ReplicaGroup | None = None) -> tuple[RunSpec, Tra
         settings=settings,
         device=device,
     )
+    if held_out is not None and run.eval is not None:
+        training.evaluation = Evaluation(model, device, held_out, run.eval.every)
     return run._replace(strategy=strategy_of(model)), training
 
 
@@ -86,12 +92,28 @@ def layout_of(strategy: Strategy, seq_len: int, group: ReplicaGroup | None = Non
 
 def open_data(data: DataSettings, layout: Layout, vocab: int | None, seed: int) -> Batches:
     """The micro-batches; one process per machine tokenizes first, while the others wait."""
+    _prepare_once(data, layout.seq_len)
+    return make_batches(data, layout, vocab, seed)
+
+
+def open_held_out(run: RunSpec, layout: Layout, vocab: int | None, seed: int) -> HeldOut | None:
+    """The held-out sequences of this rank; None for a run without [eval]."""
+    if run.eval is None:
+        return None
+    try:
+        _prepare_once(run.eval.data, layout.seq_len)
+        return HeldOut(run.eval, layout, vocab, seed)
+    except SpecError as error:
+        raise SpecError(f"eval.{problem}" for problem in error.problems) from error
+
+
+def _prepare_once(data: DataSettings, seq_len: int) -> None:
+    """Tokenize files on one process per machine, while the others wait."""
     rank, size = world()
     if data.path and size > 1:
         if int(os.environ.get("LOCAL_RANK", rank)) == 0:
-            prepare(data, layout.seq_len)
+            prepare(data, seq_len)
         dist.barrier()
-    return make_batches(data, layout, vocab, seed)
 
 
 def on_this_world(run: RunSpec, device: torch.device) -> RunSpec:

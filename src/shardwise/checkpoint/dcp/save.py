@@ -49,6 +49,8 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self.last: int | None = None
+        # The step of a checkpoint that is kept beside the newest; set between saves.
+        self.best: int | None = None
 
     def save(
         self,
@@ -226,6 +228,7 @@ class Saver:
     def _remove_old(self, saved: int) -> None:
         """Remove the oldest checkpoints, so that `keep` remain with that of step `saved`.
 
+        The best one remains as well.
         Newer checkpoints stay: they could not be loaded, and someone may want to look at them.
         """
         if not self._keep:
@@ -234,7 +237,8 @@ class Saver:
         with contextlib.suppress(Exception):
             older = [step for step in self._place.steps() if step < saved]
             for step in older[: max(0, len(older) - (self._keep - 1))]:
-                self._place.remove(step)
+                if step != self.best:
+                    self._place.remove(step)
 
     def _stage(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Copy tensors to the host, into the same memory in every save; return the copies."""

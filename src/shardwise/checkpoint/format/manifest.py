@@ -46,12 +46,16 @@ class Manifest(Record):
     versions: dict[str, str]
     # Identifies the frozen weights of an adapted model, which are not in the checkpoint.
     base: str | None = None
+    # The held-out loss of this step, if the run has computed it.
+    eval_loss: float | None = None
     files: tuple[FileRecord, ...] = ()
 
 
 def write_manifest(manifest: Manifest) -> bytes:
     """The bytes of manifest.json."""
-    body = manifest.model_dump_json(indent=1).encode()
+    # Versions that do not know the held-out loss read all other manifests.
+    without = {"eval_loss"} if manifest.eval_loss is None else None
+    body = manifest.model_dump_json(indent=1, exclude=without).encode()
     return _HEAD.format(crc32(body)).encode() + body + _TAIL
 
 

@@ -134,10 +134,14 @@ def _causes(subjects: Sequence[Subject]) -> Markup | None:
 
 
 def _losses(subjects: Sequence[Subject]) -> Markup | None:
-    """Chart of the loss at every logged step; None without losses."""
+    """Chart of the loss at every logged step, and of held-out losses; None without losses."""
     lines = [
         Series(one.name, one.losses, "measured", number)
         for number, one in enumerate(subjects) if len(one.losses) > 1
+    ]  # fmt: skip
+    lines += [
+        Series(f"{one.name}, held out", one.held_out, "measured", len(subjects) + number)
+        for number, one in enumerate(subjects) if one.held_out
     ]  # fmt: skip
     if not lines:
         return None

@@ -154,7 +154,8 @@ def _run_folder(folder: Path, name: str, *, alone: bool = True) -> Subject:
         measured=measured,
         simulated=simulated,
         traced=traced,
-        losses=_losses(folder / "metrics.jsonl"),
+        losses=_logged(folder / "metrics.jsonl", "loss"),
+        held_out=_logged(folder / "metrics.jsonl", "eval_loss"),
         commands=(f"shardwise train {folder / 'run.toml'} --name {folder.name}",),
         notes=notes,
     )
@@ -165,20 +166,23 @@ def _kept(path: Path) -> StepProfile | None:
     return read_profile_file(path) if path.is_file() else None
 
 
-def _losses(path: Path) -> list[tuple[int, float]]:
-    """(step, loss) of the lines of a metrics.jsonl, in order; empty if there is no such file."""
+def _logged(path: Path, key: str) -> list[tuple[int, float]]:
+    """(step, value of `key`) of the lines of a metrics.jsonl that have it, in order.
+
+    Empty if there is no such file.
+    """
     if not path.is_file():
         return []
     found: dict[int, float] = {}
     for line in read_bytes(path, "report", _MOST_BYTES).splitlines():
         try:
             told = parse_json(line, str(path))
-            found[int(told["step"])] = float(told["loss"])
+            found[int(told["step"])] = float(told[key])
         except (SpecError, KeyError, TypeError, ValueError, OverflowError):
             continue  # a killed run can leave half a line
     # Version 0.1.0 counted steps from 0.
     offset = 1 if 0 in found else 0
-    return sorted((step + offset, loss) for step, loss in found.items())
+    return sorted((step + offset, value) for step, value in found.items())
 
 
 # ---- files ----------------------------------------------------------------------------------

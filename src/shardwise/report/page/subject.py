@@ -29,6 +29,8 @@ class Subject(NamedTuple):
     traced: Trace | None = None
     # (step, loss) of every logged step.
     losses: Sequence[tuple[int, float]] = ()
+    # (step, held-out loss) of every evaluation.
+    held_out: Sequence[tuple[int, float]] = ()
     commands: Sequence[str] = ()
     # Sentences about what is missing, and how to get it.
     notes: Sequence[str] = ()

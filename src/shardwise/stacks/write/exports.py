@@ -9,7 +9,7 @@ from typing import Any
 from shardwise.spec.record import SpecError, did_you_mean
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
-from shardwise.stacks.outcomes import Difference
+from shardwise.stacks.outcomes import UNSAID, Difference
 from shardwise.stacks.write.axes import check_axes
 from shardwise.stacks.write.chat_differences import left_to_script
 from shardwise.stacks.write.exported import USUAL, Exported, Target
@@ -31,6 +31,8 @@ _DATA_BY_SCRIPT = ("accelerate", "deepspeed", "trainer")
 _BY_SCRIPT = ("accelerate", "deepspeed")
 # Stacks that refuse an unsupported optimizer. Others write AdamW instead and report it.
 _ONLY_KNOWN_OPTIMIZERS = ("lightning", "python", "slurm", "kubernetes")
+# Stacks with files that start Shardwise itself, with its run.toml.
+_RUNS_SHARDWISE = ("slurm", "kubernetes")
 # Stacks with exported files that train every parameter.
 _WITHOUT_ADAPTERS = ("torchtitan", "megatron-bridge", "lightning", "python")
 
@@ -55,6 +57,9 @@ def export_run(run: RunSpec, stack: str, target: Target = USUAL) -> Exported:
     exported: Exported = module.export(run, target)
     if not trains:
         exported = exported._replace(changed=(*exported.changed, "job.optimizer"))
+    if run.eval is not None and stack not in _RUNS_SHARDWISE:
+        lost = Difference("nothing is evaluated on held-out data", {"eval": UNSAID})
+        exported = exported._replace(differences=(*exported.differences, lost))
     if exported.name.endswith(".py"):
         _check_script(exported.text)
     if run.adapter is not None and stack in _BY_SCRIPT:

@@ -80,6 +80,11 @@ class Batches(Protocol):
     # None unless the data are chat examples.
     statistics: DataStatistics | None
 
+    @property
+    def count(self) -> int | None:
+        """Sequences of one epoch; None if the data has no known end."""
+        ...
+
     def seek(self, step: int, sequence: int) -> None:
         """Move to the data after `step` steps, in which all ranks used `sequence` sequences."""
         ...
@@ -92,6 +97,7 @@ class Batches(Protocol):
 class _RandomAccess:
     """Base of micro-batches that can be computed for any step, so that seeking is free."""
 
+    count: int | None = None
     statistics: DataStatistics | None = None
 
     def __init__(self, layout: Layout) -> None:
@@ -107,13 +113,24 @@ class TokenBatches(_RandomAccess):
     The order of sequences does not depend on the number of ranks.
     """
 
-    def __init__(self, data: DataSettings, layout: Layout, vocab: int | None, seed: int) -> None:
+    count: int
+
+    def __init__(
+        self,
+        data: DataSettings,
+        layout: Layout,
+        vocab: int | None,
+        seed: int,
+        keep_rest: bool = False,
+    ) -> None:
+        """With `keep_rest`, tokens after the last full sequence are a padded one."""
         super().__init__(layout)
         self._tokens = tokenized(data)
         self._seed, self._shuffle = seed, data.shuffle
         # Adjacent sequences share a token: the last target of one is the next one's first input.
-        self._count = (len(self._tokens) - 1) // layout.seq_len
-        if self._count < 1:
+        targets = len(self._tokens) - 1
+        self.count = -(-targets // layout.seq_len) if keep_rest else targets // layout.seq_len
+        if self.count < 1:
             raise SpecError(
                 f"data.path: has {len(self._tokens):,} tokens, less than one sequence of "
                 f"{layout.seq_len:,}; reduce job.seq_len or add more text"
@@ -121,11 +138,17 @@ class TokenBatches(_RandomAccess):
         _check_vocab(int(self._tokens.about["vocab"]), vocab)
 
     def at(self, step: int) -> list[MicroBatch]:
-        seq_len = self.layout.seq_len
         rows = self.layout.positions(step)
-        samples = samples_at(rows.ravel(), self._count, self._seed, self._shuffle)
-        tokens = [self._tokens.read(int(s) * seq_len, seq_len + 1) for s in samples]
+        samples = samples_at(rows.ravel(), self.count, self._seed, self._shuffle)
+        tokens = [self._read(int(sample)) for sample in samples]
         return [_split(torch.from_numpy(part)) for part in np.split(np.stack(tokens), len(rows))]
+
+    def _read(self, sample: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The seq_len + 1 token ids of a sequence; IGNORED after the last token of the files."""
+        start, length = sample * self.layout.seq_len, self.layout.seq_len + 1
+        there = min(length, len(self._tokens) - start)
+        ids = self._tokens.read(start, there)
+        return ids if there == length else np.pad(ids, (0, length - there), constant_values=IGNORED)
 
 
 class ExampleBatches(_RandomAccess):
@@ -137,6 +160,7 @@ class ExampleBatches(_RandomAccess):
     def __init__(self, data: DataSettings, layout: Layout, vocab: int | None, seed: int) -> None:
         super().__init__(layout)
         self._sequences = Sequences(data, layout.seq_len)
+        self.count = len(self._sequences)
         self.statistics = self._sequences.statistics
         self._seed, self._shuffle, self._packing = seed, data.shuffle, data.packing
         _check_vocab(self._sequences.vocab, vocab)
@@ -186,6 +210,7 @@ class SyntheticBatches(_RandomAccess):
 class IterableBatches:
     """Micro-batches from the user's own iterable for this rank."""
 
+    count: int | None = None
     statistics: DataStatistics | None = None
 
     def __init__(self, source: str, layout: Layout) -> None:
@@ -220,17 +245,21 @@ class IterableBatches:
         return batches
 
 
-def make_batches(data: DataSettings, layout: Layout, vocab: int | None, seed: int) -> Batches:
+def make_batches(
+    data: DataSettings, layout: Layout, vocab: int | None, seed: int, *, keep_rest: bool = False
+) -> Batches:
     """The micro-batches of `data`: an iterable, synthetic, chat or text.
 
-    `vocab` is the size of the model's vocabulary; None if unknown.
+    `vocab` is the size of the model's vocabulary; None if unknown. With `keep_rest`, text is read
+    to its last token, and its last sequence is padded.
     """
     if data.source is not None:
         return IterableBatches(data.source, layout)
     if data.synthetic:
         return SyntheticBatches(layout, vocab or 256, seed)
-    kind = ExampleBatches if is_chat(data, find_files(data.path)) else TokenBatches
-    return kind(data, layout, vocab, seed)
+    if is_chat(data, find_files(data.path)):
+        return ExampleBatches(data, layout, vocab, seed)
+    return TokenBatches(data, layout, vocab, seed, keep_rest)
 
 
 def prepare(data: DataSettings, seq_len: int) -> None:
@@ -251,5 +280,8 @@ def _check_vocab(tokenizer_vocab: int, vocab: int | None) -> None:
 
 
 def _split(ids: torch.Tensor) -> MicroBatch:
-    """A micro-batch of rows with seq_len + 1 token ids: targets are the inputs shifted by one."""
-    return MicroBatch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+    """A micro-batch of rows with seq_len + 1 token ids: targets are the inputs shifted by one.
+
+    Rows may end in IGNORED: as an input, that is token 0.
+    """
+    return MicroBatch(ids[:, :-1].clamp(min=0), ids[:, 1:].contiguous())

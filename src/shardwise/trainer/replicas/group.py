@@ -133,13 +133,20 @@ def _problems(run: RunSpec) -> Iterator[str]:
             f"{engine} needs checkpoints, from which a group that returns starts; set "
             "train.checkpoint to true"
         )
+    yield from _data_problems(run, engine)
+    if ":" in os.environ.get("PET_NNODES", "1"):
+        yield f"{engine} needs a fixed number of hosts in each group; set PET_NNODES to one number"
+
+
+def _data_problems(run: RunSpec, engine: str) -> Iterator[str]:
+    """Yield each reason why the data of the run cannot be used in groups."""
     if run.data is not None and run.data.source is not None:
         yield (
             f"{engine} needs data that can be read from any step on, which data.source cannot; "
             "use data.path"
         )
-    if ":" in os.environ.get("PET_NNODES", "1"):
-        yield f"{engine} needs a fixed number of hosts in each group; set PET_NNODES to one number"
+    if run.eval is not None:
+        yield f"{engine} is not built for a held-out loss; leave the section [eval] out"
 
 
 def _batch_problems(run: RunSpec, engine: str) -> Iterator[str]:

@@ -42,13 +42,13 @@ from shardwise.trainer.loop import (
     Training,
     Update,
     is_logged,
-    stop_on_signal,
 )
 from shardwise.trainer.optimizer import clear_gradients
 from shardwise.trainer.replicas.changes import Changes
 from shardwise.trainer.replicas.group import ReplicaGroup
 from shardwise.trainer.replicas.roll_call import Entry, RollCall, call_roll
 from shardwise.trainer.replicas.state import HealingState
+from shardwise.trainer.stop_signal import stop_on_signal
 
 # Seconds between two attempts to meet all groups at the start.
 _TRY_EVERY_S = 0.5

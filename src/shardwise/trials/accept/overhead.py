@@ -273,6 +273,9 @@ def trainer_loop(work: Work) -> Loop:
         def logged(self, line: Any) -> None:
             pass
 
+        def evaluated(self, found: Any) -> None:
+            pass
+
     def run(steps: int) -> None:
         train(training, Silent(), until=training.step + steps)
 
