@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from rich.text import Text
 
 from shardwise.report.compare import comparison_table
 from shardwise.report.screen import screen
+from shardwise.report.trend import trend
 from shardwise.spec.progress import stages
 from shardwise.spec.quantity import GIB, show_count, show_gib, show_seconds
 from shardwise.spec.run import RunSpec
@@ -32,9 +34,14 @@ if TYPE_CHECKING:
     from shardwise.trainer.run import Result
 
 
+# Bars of the curve of losses at the end of a run, on a terminal.
+_CURVE = 40
+
+
 class TrainScreen:
     """Prints the log lines of a run; on a terminal, a live bar below counts steps.
 
+    Log lines are as wide as a terminal at most: what does not fit is left out.
     `resume_command` is printed if a signal stops the run.
     """
 
@@ -44,6 +51,8 @@ class TrainScreen:
         self._bar: _StepBar | None = None
         self._total = 0
         self._unit = "tokens/s"
+        self._losses: list[float] = []
+        self._held_out: list[float] = []
 
     def started(
         self,
@@ -96,28 +105,58 @@ class TrainScreen:
             stages.begin("First step: compiling" if run.strategy.compile else "First step")
 
     def logged(self, step: int, values: Mapping[str, float]) -> None:
-        """Print a log line: loss, gradient norm, throughput and seconds per step."""
+        """Print a log line: loss, gradient norm, throughput and seconds per step.
+
+        On a terminal, it has the memory of rank 0 too.
+        """
         stages.end()
+        self._losses.append(values["loss"])
         rate = values.get("tokens_per_s")
-        speed = f"{rate:,.0f} {self._unit}" if rate else ""
-        skipped = f"  {values['skipped']:.0f} skipped" if values["skipped"] else ""
-        time = f"  {show_seconds(values['step_s'])}/step" if "step_s" in values else ""
-        self._out.print(
-            f"step {step:>{len(str(self._total))}}/{self._total}  loss {values['loss']:.4f}  "
-            f"grad norm {values['gradient_norm']:.3f}  {speed}{time}{skipped}",
-            soft_wrap=True,
-        )
+        fields = [
+            self._step(step),
+            f"loss {values['loss']:.4f}",
+            f"grad norm {values['gradient_norm']:.3f}",
+            f"{self._rate(rate)} {self._unit}" if rate else "",
+        ]
+        if "step_s" in values:
+            fields.append(f"{show_seconds(values['step_s'])}/step")
+        if values["skipped"]:
+            fields.append(f"{values['skipped']:.0f} skipped")
+        memory = values.get("memory_peak_bytes", values.get("resident_bytes"))
+        if self._out.is_terminal and memory is not None:
+            fields.append(f"{memory / GIB:.1f} GiB")
+        self._print_line(fields)
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         """Print a line of the held-out loss: perplexity, tokens and seconds."""
         stages.end()
-        self._out.print(
-            f"step {step:>{len(str(self._total))}}/{self._total}  "
-            f"held-out loss {values['eval_loss']:.4f}  "
-            f"perplexity {values['eval_perplexity']:,.2f}  "
-            f"{values['eval_tokens']:,.0f} tokens  {show_seconds(values['eval_s'])}",
-            soft_wrap=True,
+        self._held_out.append(values["eval_loss"])
+        self._print_line(
+            [
+                self._step(step),
+                f"held-out loss {values['eval_loss']:.4f}",
+                f"perplexity {values['eval_perplexity']:,.2f}",
+                f"{values['eval_tokens']:,.0f} tokens",
+                show_seconds(values["eval_s"]),
+            ]
         )
+
+    def _step(self, step: int) -> str:
+        return f"step {step:>{len(str(self._total))}}/{self._total}"
+
+    def _rate(self, rate: float) -> str:
+        """A throughput; on a terminal, thousands as k to save columns."""
+        short = self._out.is_terminal and rate >= 10_000
+        return f"{rate / 1000:,.0f}k" if short else f"{rate:,.0f}"
+
+    def _print_line(self, fields: Sequence[str]) -> None:
+        """Print the fields in a line; on a terminal, those that fit."""
+        if self._out.is_terminal:
+            columns = shutil.get_terminal_size().columns
+            fields = [field for field in fields if field]
+            while len(fields) > 1 and len("  ".join(fields)) > columns:
+                fields = fields[:-1]
+        self._out.print("  ".join(fields), soft_wrap=True)
 
     def ended(self, result: Result) -> None:
         """Print why the run ended, then prediction against measurement."""
@@ -125,6 +164,7 @@ class TrainScreen:
         out = self._out
         if result.reason == "resizing":
             return  # the launcher says so, for all hosts
+        self._print_curves()
         if result.reason == "stopped":
             out.print(_stopped(result, self._resume_command), soft_wrap=True)
         else:
@@ -141,6 +181,14 @@ class TrainScreen:
             out.print(comparison_table(result.predicted, result.measured))
             if result.measured.memory is None:
                 out.print("\nMemory was not measured: with compile this needs a GPU.")
+
+    def _print_curves(self) -> None:
+        """On a terminal, print the losses of the log lines and of evaluations as curves."""
+        for name, losses in (("loss", self._losses), ("held out", self._held_out)):
+            if self._out.is_terminal and len(losses) > 1:
+                curve = trend(losses, min(_CURVE, self._out.width - 30))
+                ends = f"{losses[0]:.4f} → {losses[-1]:.4f}"
+                self._out.print(f"{name:8}  {curve}  {ends}", no_wrap=True, overflow="crop")
 
     def close(self) -> None:
         """Remove the live bar or line; also called when a run fails."""
