@@ -84,6 +84,7 @@ def test_a_batch_that_does_not_divide_is_refused() -> None:
         ({"strategy": {**HYBRID, "offload": True}}, "not built for offloading"),
         ({"strategy": {**HYBRID, "grad_sync": "local", "accumulate": 2}}, "strategy.grad_sync"),
         ({"adapter": {"rank": 8}}, "not built for adapters"),
+        ({"eval": {"every": 10}}, "not built for a held-out loss"),
         ({"job": {"seq_len": 16, "optimizer": "muon"}}, "not built for the optimizer muon"),
         ({"data": {"source": "tests.distributed.sources:count"}}, "which data.source cannot"),
         ({"train": {"restart": RESTART, "checkpoint": False}}, "needs checkpoints"),
