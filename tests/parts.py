@@ -15,6 +15,7 @@ FILES = {
         "tests/distributed/test_adapter.py",
         "tests/distributed/test_context.py",
         "tests/distributed/test_engine_agrees.py",
+        "tests/distributed/test_eval.py",
         "tests/distributed/test_experts.py",
         "tests/distributed/test_frozen.py",
         "tests/distributed/test_loss.py",
