@@ -14,7 +14,7 @@ from shardwise.stacks.write.exports import STACKS, export_run
 
 pytest.importorskip("torch")
 
-from shardwise.engine.loss import IGNORED
+from shardwise.engine.head_with_loss import IGNORED
 from shardwise.spec.evaluation import EvalSettings
 from shardwise.trainer.admit import admit
 from shardwise.trainer.data.batches import Layout

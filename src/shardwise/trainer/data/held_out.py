@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from shardwise.engine.loss import IGNORED
+from shardwise.engine.head_with_loss import IGNORED
 from shardwise.engine.materialize import named_seed
 from shardwise.spec.evaluation import EvalSettings
 from shardwise.trainer.data.batches import Batches, Layout, MicroBatch, make_batches
