@@ -48,6 +48,7 @@ _WORDS = {
     "EvalSettings.data": {"type": ["string", "array"], "items": _TEXT},
     "Adapter.targets": _TEXT,
     "Adapter.train": _TEXT,
+    "Strategy.offload": {"type": ["string", "array"]},
 }
 # Words that readers know beyond the type of a field.
 _ENUMS = {

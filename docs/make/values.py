@@ -80,7 +80,7 @@ def either(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     Keywords of JSON schema apply to one type each, so both stand side by side. An editor then names
     the key that is wrong; of `anyOf` it would only say that no part of it is met.
     """
-    if "enum" in one or "enum" in other:
+    if {"enum", "anyOf"} & {*one, *other}:
         return {"anyOf": [one, other]}
     types = [*_types(one), *_types(other)]
     assert len(set(types)) == len(types)

@@ -57,7 +57,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     name = case.get("optimizer", "adamw")
     optimizer = (
         torch.optim.AdamW(trained, lr=1e-3, fused=True)
-        if name == "adamw"
+        if name == "adamw" and strategy.states is None and not strategy.offload
         else make_optimizer(module, name, TrainSettings(learning_rate=1e-3))
     )
     ids = torch.randint(0, spec.vocab, (strategy.micro_batch, case["seq_len"]))

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwise.spec.precision import parse_precision
 from shardwise.spec.record import SpecError
-from shardwise.spec.strategy import Strategy, parse_precision, parse_strategy
+from shardwise.spec.strategy import Strategy, parse_strategy
 
 
 def resolved(text: str, devices: int = 16, node_size: int = 8, **settings: object) -> Strategy:

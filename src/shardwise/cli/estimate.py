@@ -19,6 +19,7 @@ from shardwise.cli.options import (
     PrecisionOption,
     SeqLenOption,
     SoftwareOption,
+    StatesOption,
 )
 from shardwise.cli.output import JsonOption, print_json
 from shardwise.cli.values import flag_or_size, lowered, number_or_word
@@ -46,6 +47,7 @@ def estimate(
     ] = None,
     global_batch: GlobalBatchOption = None,
     precision: PrecisionOption = None,
+    states: StatesOption = None,
     software: SoftwareOption = None,
     measured: MeasuredOption = None,
     recompute: Annotated[
@@ -118,6 +120,7 @@ def estimate(
         optimizer=lowered(optimizer),
         adapter=adapter,
         precision=lowered(precision),
+        states=lowered(states),
         software=lowered(software),
         micro_batch=micro_batch,
         accumulate=accumulate,

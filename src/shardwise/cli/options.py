@@ -9,7 +9,8 @@ import typer
 
 from shardwise.cli import complete
 from shardwise.spec.optimizer import OPTIMIZERS
-from shardwise.spec.strategy import PRECISIONS
+from shardwise.spec.precision import PRECISIONS
+from shardwise.spec.states import STATES
 
 RunFile = Annotated[Path, typer.Argument(help="The run.toml.", show_default=False)]
 ProcessesOption = Annotated[
@@ -71,6 +72,15 @@ PrecisionOption = Annotated[
         help="bf16, fp16 or fp32 for compute and all-gathers, with fp32 master weights; or fp8, "
         "mxfp8 or nvfp4 for products of linear layers (planning only). Default: bf16.",
         autocompletion=complete.words(*PRECISIONS),
+    ),
+]
+StatesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--states",
+        help="fp32, bf16 or bf16+stochastic for master weights, gradients and optimizer states; "
+        "bf16+stochastic rounds updates at random. Default: fp32.",
+        autocompletion=complete.words(*STATES),
     ),
 ]
 MeasuredOption = Annotated[

@@ -23,6 +23,7 @@ from shardwise.cli.options import (
     SeqLenOption,
     SoftwareOption,
     StackOption,
+    StatesOption,
     TokensOption,
 )
 from shardwise.cli.output import (
@@ -80,6 +81,7 @@ def plan(
     optimizer: OptimizerOption = None,
     adapter: AdapterOption = None,
     precision: PrecisionOption = None,
+    states: StatesOption = None,
     software: SoftwareOption = None,
     measured: MeasuredOption = None,
     objective: Annotated[
@@ -137,6 +139,7 @@ def plan(
         optimizer=lowered(optimizer),
         adapter=adapter,
         precision=lowered(precision),
+        states=lowered(states),
         software=lowered(software),
         measured=measured or (),
         loss=lowered(loss),

@@ -1,4 +1,4 @@
-"""AdamW with quantised states on local shards: torchao's optimizers, adapted to Shardwise.
+"""AdamW with quantised states or stochastic rounding on local shards, from torchao.
 
 Each shard is quantised in blocks of its own elements, so that where blocks begin depends on how a
 parameter is sharded: runs on different numbers of shards agree only within the rounding of states.
@@ -14,49 +14,77 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.tensor import DTensor, Shard
 
+from shardwise.engine.noise import seeded
 from shardwise.pytorch.private import local_tensor
 from shardwise.pytorch.quiet_libraries import quiet_imports
 from shardwise.spec.optimizer import LOW_BIT, LowBit, Optimizer
 from shardwise.spec.record import SpecError
 
-_TORCHAO = {"adamw-8bit": "AdamW8bit", "adamw-4bit": "AdamW4bit", "adamw-fp8": "AdamWFp8"}
+_TORCHAO: dict[Optimizer, str] = {
+    "adamw-8bit": "AdamW8bit",
+    "adamw-4bit": "AdamW4bit",
+    "adamw-fp8": "AdamWFp8",
+    # For stochastic rounding only: their states are not quantised here.
+    "adamw": "AdamW8bit",
+    "adam": "Adam8bit",
+}
 # Inner tensors of a quantised state that are saved; the table of values is constant.
 _SAVED = ("codes", "scale")
 
 
 def make_low_bit(
-    kind: Optimizer, groups: list[dict[str, Any]], **settings: Any
+    kind: Optimizer,
+    groups: list[dict[str, Any]],
+    *,
+    stochastic_seed: int | None = None,
+    **settings: Any,
 ) -> torch.optim.Optimizer:
-    """torchao's AdamW of this kind for parameter groups of plain tensors or DTensors."""
+    """torchao's AdamW of this kind for parameter groups of plain tensors or DTensors.
+
+    With `stochastic_seed`, updates of bf16 parameters are rounded stochastically.
+    """
     try:
         with quiet_imports():
             from torchao import optim
     except ImportError:
         raise SpecError(
-            f"job.optimizer: {kind} needs torchao; install it with "
-            "'pip install shardwise[adapters]'"
+            f"job.optimizer: {kind}{' with stochastic rounding' * (kind not in LOW_BIT)} needs "
+            "torchao; install it with 'pip install shardwise[adapters]'"
         ) from None
     adamw = getattr(optim, _TORCHAO[kind])
     made: type[torch.optim.Optimizer] = type(adamw.__name__, (_LowBit, adamw), {})
-    optimizer = made(groups, **settings)
-    optimizer.low_bit = LOW_BIT[kind]  # type: ignore[attr-defined]
+    optimizer = made(groups, bf16_stochastic_round=stochastic_seed is not None, **settings)
+    optimizer.low_bit = LOW_BIT.get(kind)  # type: ignore[attr-defined]
+    optimizer.stochastic_seed = stochastic_seed  # type: ignore[attr-defined]
     return optimizer
 
 
 class _LowBit:
-    """Adds cancelled updates, empty states and small shards to torchao's optimizers."""
+    """Adds cancelled updates, empty states, small shards and seeds to torchao's optimizers."""
 
-    low_bit: LowBit
+    # None if states are not quantised.
+    low_bit: LowBit | None
+    # None without stochastic rounding.
+    stochastic_seed: int | None
     # A nonzero value cancels the update.
     found_inf: torch.Tensor | None = None
     param_groups: list[dict[str, Any]]
+    state: Mapping[torch.Tensor, Mapping[str, Any]]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters, unless `found_inf` cancels it."""
         if is_cancelled(self.found_inf):
             return None
-        with _eager_on_cpu(self.param_groups):
+        with _eager_on_cpu(self.param_groups), self._noise():
             return super().step(closure)  # type: ignore[misc]
+
+    def _noise(self) -> AbstractContextManager[Any]:
+        """A context with the random numbers of this update; empty without stochastic rounding."""
+        if self.stochastic_seed is None:
+            return nullcontext()
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        updates = next((int(state["step"]) for state in self.state.values() if state), 0)
+        return seeded(parameters[0], self.stochastic_seed, updates)
 
     def new_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """The initial state of a parameter, such as for loading saved values into."""
@@ -68,7 +96,7 @@ class _LowBit:
 
     def _new_buffer(self, p: torch.Tensor, signed: bool) -> torch.Tensor:
         """A state of zeros; quantised only if the largest and smallest shards allow it."""
-        if not self.low_bit.quantises(_shard_numels(p)):
+        if self.low_bit is None or not self.low_bit.quantises(_shard_numels(p)):
             return torch.zeros_like(p)
         buffer: torch.Tensor = super()._new_buffer(p, signed)  # type: ignore[misc]
         return buffer

@@ -13,7 +13,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from shardwise.spec.strategy import Strategy, blocks_of_share
+from shardwise.spec.recompute import blocks_of_share
+from shardwise.spec.strategy import Strategy
 
 aten = torch.ops.aten
 _MATMULS = (aten.mm.default, aten.addmm.default)

@@ -25,8 +25,9 @@ from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import find_cluster
 from shardwise.spec.optimizer import Optimizer
+from shardwise.spec.precision import parse_precision
 from shardwise.spec.record import SpecError
-from shardwise.spec.strategy import Strategy, parse_precision
+from shardwise.spec.strategy import Strategy
 from shardwise.step.profile import MemoryProfile, StepProfile
 from shardwise.trainer.clock import StepClock
 from shardwise.trainer.measure import StepMeter, measured_profile, norm_traffic, step_values

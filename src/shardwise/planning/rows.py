@@ -14,7 +14,8 @@ from shardwise.predict.configurations import Configurations, Floats, Ints
 from shardwise.predict.time import Times
 from shardwise.spec.job import Job
 from shardwise.spec.quantity import show_count, show_gib
-from shardwise.spec.strategy import Strategy, show_recompute
+from shardwise.spec.recompute import show_recompute
+from shardwise.spec.strategy import Strategy
 
 
 def complexity(strategy: Strategy, recompute: Recompute, accumulates: bool) -> int:

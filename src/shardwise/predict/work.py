@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwise.predict.configurations import Bools, Configurations, Floats
-from shardwise.spec.strategy import blocks_of_share
+from shardwise.spec.recompute import blocks_of_share
 from shardwise.units.unit import ModelUnits
 
 # Shown wherever a number depends on this convention.

@@ -1,4 +1,4 @@
-"""Which optimizers the trainer can use with sharded parameters or tensor parallelism."""
+"""Which optimizers the trainer can use with a strategy: its sharding, states and offload."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ REPLICATED: tuple[Optimizer, ...] = ("adafactor", "muon")
 INSTEAD: Optimizer = "adamw-8bit"
 # Optimizers whose blocks of states do not fit the shards of tensor parallelism.
 WITHOUT_TENSOR: tuple[Optimizer, ...] = tuple(LOW_BIT)
+# Optimizers whose updates torchao can round stochastically.
+STOCHASTIC: tuple[Optimizer, ...] = ("adamw", "adam", *LOW_BIT)
 
 
 class Sharding(NamedTuple):
@@ -33,7 +35,24 @@ class Sharding(NamedTuple):
 
 def is_trained_with(optimizer: Optimizer, strategy: Strategy) -> bool:
     """Whether the trainer can use this optimizer with this strategy."""
-    return _refusal(optimizer, Sharding.of(strategy)) is None
+    sharding = Sharding.of(strategy)
+    return not (_refusal(optimizer, sharding) or _refusal_of_states(optimizer, strategy))
+
+
+def check_states(optimizer: Optimizer, strategy: Strategy) -> None:
+    """Raise SpecError if the trainer cannot use this optimizer with these states and offload."""
+    refusal = _refusal_of_states(optimizer, strategy)
+    if refusal is not None:
+        raise SpecError(f"job.optimizer: {optimizer} {refusal}")
+
+
+def _refusal_of_states(optimizer: Optimizer, strategy: Strategy) -> str | None:
+    """Why the trainer cannot use an optimizer with states and offload; None if it can."""
+    if strategy.states is not None and optimizer not in STOCHASTIC:
+        return f"has no stochastic rounding; use {', '.join(STOCHASTIC[:-1])} or {STOCHASTIC[-1]}"
+    if strategy.offloads("optimizer") and optimizer in REPLICATED:
+        return "updates whole matrices, which takes too long on a host; use adamw, or no offload"
+    return None
 
 
 def check_sharding(optimizer: Optimizer, sharding: Sharding) -> None:

@@ -10,10 +10,12 @@ from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.hub import hub_name
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import ON_DISK, Lookup, Model
+from shardwise.spec.precision import parse_precision
 from shardwise.spec.record import Problems, SpecError
 from shardwise.spec.run import RunSpec, default_seq_len, default_strategy, read_run
 from shardwise.spec.software import find_software
-from shardwise.spec.strategy import Strategy, parse_precision, parse_strategy
+from shardwise.spec.states import parse_states
+from shardwise.spec.strategy import Strategy, parse_strategy
 
 
 def describe_run(
@@ -26,6 +28,7 @@ def describe_run(
     global_batch: int | str | None = None,
     optimizer: str | None = None,
     precision: str | None = None,
+    states: str | None = None,
     adapter: str | Adapter | None = None,
     software: str | None = None,
     planned: bool = False,
@@ -59,7 +62,8 @@ def describe_run(
         problems.found.append("model: is required, such as --model llama-3-8b")
     if chosen_cluster is None and cluster is None:
         problems.found.append("cluster: is required, such as --cluster 8xH100-SXM")
-    chosen_strategy = _strategy(strategy, precision, settings, base, chosen_cluster, problems)
+    dtypes = _dtypes(precision, states, problems)
+    chosen_strategy = _strategy(strategy, dtypes, settings, base, chosen_cluster, problems)
     given = {"seq_len": seq_len, "global_batch": global_batch, "optimizer": optimizer}
     job = _job(given, settings.get("accumulate"), base, chosen_model, problems)
     problems.raise_if_any()
@@ -88,23 +92,32 @@ def _model(model: str | Model, lookup: Lookup) -> Model:
 
 def _strategy(
     strategy: str | Strategy | None,
-    precision: str | None,
+    dtypes: Mapping[str, object],
     settings: Mapping[str, object],
     base: RunSpec | None,
     cluster: ClusterSpec | None,
     problems: Problems,
 ) -> Strategy | None:
-    """The strategy with precision and single settings applied, in this order; None on problems."""
+    """The strategy with dtypes and single settings applied, in this order; None on problems."""
     # An invalid kind must not hide problems of other settings.
     fields: dict[str, object] = {"kind": "zero3"}
     with problems.collect():
         fields |= _strategy_fields(strategy, base, cluster)
-    with problems.collect():
-        fields |= parse_precision(precision) if precision is not None else {}
+    fields |= dtypes
     fields |= {name: value for name, value in settings.items() if value is not None}
     with problems.collect():
         return Strategy.read(fields, where="strategy")
     return None
+
+
+def _dtypes(precision: str | None, states: str | None, problems: Problems) -> Mapping[str, object]:
+    """The strategy fields of `--precision` and `--states`, without those that are invalid."""
+    fields: dict[str, object] = {}
+    with problems.collect():
+        fields |= parse_precision(precision) if precision is not None else {}
+    with problems.collect():
+        fields |= parse_states(states) if states is not None else {}
+    return fields
 
 
 def _job(

@@ -15,6 +15,7 @@ from shardwise.spec.adapter import Adapter
 from shardwise.spec.dtype import DType, LinearDType
 from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.record import did_you_mean
+from shardwise.spec.states import States
 from shardwise.spec.strategy import Attention, ContextMethod, GradSync, Loss, LossKernel
 
 P = ParamSpec("P")
@@ -37,6 +38,7 @@ class FixedSettings(TypedDict, total=False):
     param_dtype: DType | None
     reduce_dtype: DType | None
     master_dtype: DType | None
+    states: States | None
     linear_dtype: LinearDType | None
     low_bit_gather: bool | None
     compile: bool | None
@@ -67,7 +69,7 @@ class StrategySettings(FixedSettings, total=False):
     blocks_per_unit: int | None
     split_root: bool | None
     loss_chunks: int | None
-    offload: bool | None
+    offload: bool | str | list[str] | None
     ddp_bucket_mib: float | None
 
 

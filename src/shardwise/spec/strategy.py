@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import fractions
 import math
 import re
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, StrictBool, field_validator, model_validator
 
 from shardwise.spec.dtype import DType, LinearDType
 from shardwise.spec.mesh import AXES, Axis, Mesh
 from shardwise.spec.record import Record, SpecError, did_you_mean
+from shardwise.spec.states import (
+    Offload,
+    Part,
+    States,
+    offloaded_parts,
+    read_offload,
+    read_states,
+)
 
 Kind = Literal["single", "ddp", "zero1", "zero2", "zero3"]
 GradSync = Literal["every", "local", "last"]
@@ -76,6 +83,9 @@ class Strategy(Record):
     param_dtype: DType = "bf16"
     reduce_dtype: DType = "fp32"
     master_dtype: DType = "fp32"
+    # Another way to give `master_dtype`, with or without stochastic rounding of updates. Kept only
+    # if it says more than the dtype.
+    states: States | None = None
     # The dtype of matrix products in the linear layers of blocks, if fewer bits than `param_dtype`.
     # With `low_bit_gather`, which needs fp8, their weights are also all-gathered in it.
     linear_dtype: LinearDType | None = None
@@ -90,7 +100,8 @@ class Strategy(Record):
     blocks_per_unit: PositiveInt = 1
     # Embedding and head are separate units, instead of staying gathered with the root all step.
     split_root: StrictBool = False
-    offload: StrictBool = False
+    # What is kept in host memory; true stands for parameters, gradients and optimizer states.
+    offload: StrictBool | Offload = False
     compile: StrictBool = False
     # Compute head and loss on all tokens at once, on one chunk of tokens at a time, or with a fused
     # kernel: Liger's fused linear cross entropy, or Cut Cross-Entropy.
@@ -128,6 +139,24 @@ class Strategy(Record):
             return {**data, "kind": "zero3", "within_node": True}
         return data
 
+    @field_validator("offload", mode="before")
+    @classmethod
+    def _read_offload(cls, value: object) -> object:
+        return read_offload(value)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_states(cls, data: object) -> object:
+        if not isinstance(data, dict) or data.get("states") is None:
+            return data
+        read = read_states(data["states"])
+        if data.get("master_dtype", read["master_dtype"]) != read["master_dtype"]:
+            raise ValueError(
+                f"states '{data['states']}' keeps master weights in {read['master_dtype']}; leave "
+                "master_dtype out"
+            )
+        return {**data, **read}
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         problems = []
@@ -142,7 +171,7 @@ class Strategy(Record):
         if self.kind in ("single", "ddp"):
             if self.reshard_after_forward not in (None, False):
                 problems.append(f"reshard_after_forward means nothing for kind '{self.kind}'")
-            if self.offload:
+            if self.offloads("parameters"):
                 problems.append(f"offload needs sharding; kind '{self.kind}' has none: use zero3")
             if self.split_root:
                 problems.append(f"split_root means nothing for kind '{self.kind}'")
@@ -156,6 +185,7 @@ class Strategy(Record):
         if self.loss_kernel == "cut_cross_entropy" and self.param_dtype not in ("bf16", "fp16"):
             problems.append("loss_kernel 'cut_cross_entropy' needs param_dtype 'bf16' or 'fp16'")
         problems += self._problems_of_inner_axes() + self._problems_of_low_bits()
+        problems += self._problems_of_states()
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -167,6 +197,30 @@ class Strategy(Record):
             problems.append(f"linear_dtype '{self.linear_dtype}' needs param_dtype 'bf16'")
         if self.low_bit_gather and (self.linear_dtype != "fp8" or not self.sharded):
             problems.append("low_bit_gather needs linear_dtype 'fp8' and zero1, zero2 or zero3")
+        return problems
+
+    def _problems_of_states(self) -> list[str]:
+        """Inconsistent settings of states and offload, one text each."""
+        problems = []
+        if self.states is not None and self.tensor > 1:
+            problems.append("states 'bf16+stochastic' does not run with tensor parallelism")
+        inner = self.tensor > 1 or self.context > 1
+        if inner and (self.offloads("optimizer") or self.offloads("activations")):
+            problems.append(
+                "with tensor or context parallelism only parameters can be offloaded; set offload "
+                "to true or false"
+            )
+        if not self.offloads("activations"):
+            return problems
+        if self.recompute == "selective":
+            problems.append("offload of activations needs recompute none, full or a share")
+        if self.autocast and self.recompute != "full":
+            problems.append(
+                "offload of activations under autocast, which saves copies of weights, needs "
+                "recompute full; or choose zero3, or states bf16"
+            )
+        if self.compile:
+            problems.append("offload of activations does not run with compile; leave one out")
         return problems
 
     def _problems_of_inner_axes(self) -> list[str]:
@@ -198,10 +252,23 @@ class Strategy(Record):
         """Whether the run is built with `fully_shard` (true for every zero kind)."""
         return self.kind in ("zero1", "zero2", "zero3")
 
+    def offloads(self, part: Part) -> bool:
+        """Whether this part is kept in host memory."""
+        return part in offloaded_parts(self.offload)
+
+    @property
+    def kept_dtype(self) -> DType:
+        """The dtype of trained parameters and their gradients on the device between steps.
+
+        An offloaded optimizer keeps the master weights in host memory, and the device those that it
+        computes with.
+        """
+        return self.param_dtype if self.offloads("optimizer") else self.master_dtype
+
     @property
     def autocast(self) -> bool:
         """Whether low precision comes from autocast: without sharding, no all-gather can cast."""
-        return not self.sharded and self.param_dtype != self.master_dtype
+        return not self.sharded and self.param_dtype != self.kept_dtype
 
     @property
     def hybrid(self) -> bool:
@@ -338,31 +405,6 @@ def _product(mesh: Mesh) -> str:
     return " x ".join(mesh.inner_degrees)
 
 
-def show_recompute(recompute: str | float, blocks: int | None = None) -> str:
-    """A recompute policy as text: "full", "28 of 32 blocks"; without `blocks` "7/8 of blocks"."""
-    if isinstance(recompute, str):
-        return recompute
-    share = show_recomputed_share(recompute, blocks)
-    return f"{share} of blocks" if blocks is None else f"{share} blocks"
-
-
-def show_recomputed_share(share: float, blocks: int | None) -> str:
-    """A share of recomputed blocks as text: "28 of 32", or "7/8" if `blocks` is None."""
-    if blocks is None:
-        return str(fractions.Fraction(share).limit_denominator(1000))
-    return f"{int(blocks_of_share(share, blocks))} of {blocks}"
-
-
-def blocks_of_share(share: Any, count: int) -> Any:
-    """The number of blocks in a share of `count` blocks, rounded up; also for an array of shares.
-
-    The small addend corrects the rounding of shares such as 0.1 * 30. The first blocks recompute:
-    when the backward reaches them, activations saved by later blocks have been freed, and the
-    working set of recomputation takes their place.
-    """
-    return -((1e-9 - share * count) // 1)
-
-
 _DEFAULT_SYNC: dict[Kind, GradSync] = {
     "single": "last",
     "ddp": "last",
@@ -400,27 +442,3 @@ def parse_strategy(text: str) -> dict[str, object]:
         "for groups of 8, and behind it tp4 or cp2 for tensor or context parallelism"
         f"{did_you_mean(name, SHORTHANDS)}"
     )
-
-
-PRECISIONS: dict[str, dict[str, object]] = {
-    "bf16": {"param_dtype": "bf16", "reduce_dtype": "fp32"},
-    "fp16": {"param_dtype": "fp16", "reduce_dtype": "fp32"},
-    "fp32": {"param_dtype": "fp32", "reduce_dtype": "fp32"},
-    **{
-        name: {"param_dtype": "bf16", "reduce_dtype": "fp32", "linear_dtype": name}
-        for name in get_args(LinearDType)
-    },
-}
-
-
-def parse_precision(text: str) -> dict[str, object]:
-    """Strategy fields from `--precision`: the compute and gather dtype; reduction is in fp32.
-
-    A precision of fewer than 16 bits applies to products of linear layers; the rest is bf16.
-    """
-    if text not in PRECISIONS:
-        raise SpecError(
-            f"precision: {text[:60]!r} is not one of {', '.join(PRECISIONS)}"
-            f"{did_you_mean(text, PRECISIONS)}"
-        )
-    return dict(PRECISIONS[text])

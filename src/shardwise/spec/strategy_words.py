@@ -16,8 +16,9 @@ from shardwise.spec.fused_loss import LOSS_KERNELS, PACKAGES
 from shardwise.spec.mesh import Mesh
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.optimizer import LOW_BIT, Optimizer
+from shardwise.spec.recompute import show_recompute, show_recomputed_share
 from shardwise.spec.run import RunSpec
-from shardwise.spec.strategy import Kind, Strategy, show_recompute, show_recomputed_share
+from shardwise.spec.strategy import Kind, Strategy
 
 KIND_NAMES: dict[Kind, str] = {
     "single": "single device",
@@ -109,12 +110,13 @@ def run_words(run: RunSpec) -> str:
     """The strategy and job of a run in one line, without model and cluster."""
     strategy, job = run.strategy, run.job
     own, master = strategy.param_dtype, strategy.master_dtype
+    stochastic = " with stochastic rounding" if strategy.states else ""
     return _joined(
         layout_words(strategy),
         _micro_batch(strategy, job.seq_len),
         _accumulation(strategy),
         _recompute(strategy, blocks_of(run.model)),
-        own if own == master else f"{own} over {master}",
+        (own if own == master else f"{own} over {master}") + stochastic,
         _low_bits(strategy),
         job.optimizer,
         _loss(strategy),
@@ -155,12 +157,7 @@ def package_words(strategy: Strategy) -> str:
 
 def arithmetic_words(strategy: Strategy, optimizer: Optimizer) -> Iterator[str]:
     """Sentences on settings that change the arithmetic compared with fp32 parameters and states."""
-    master = strategy.master_dtype
-    if DTYPE_BYTES[master] < 4:
-        yield (
-            f"Master weights in {master} change the arithmetic: updates are rounded to {master}, "
-            "and small ones are lost."
-        )
+    yield from _states_words(strategy)
     if strategy.linear_dtype is not None:
         yield (
             f"Products of linear layers in {strategy.linear_dtype} change the arithmetic; planned "
@@ -171,6 +168,27 @@ def arithmetic_words(strategy: Strategy, optimizer: Optimizer) -> Iterator[str]:
         yield (
             f"{optimizer} changes the arithmetic: states are rounded to {LOW_BIT[optimizer].bits} "
             f"bits in blocks of {LOW_BIT[optimizer].block}."
+        )
+
+
+def _states_words(strategy: Strategy) -> Iterator[str]:
+    """A sentence on model states of less than 32 bits; none for fp32."""
+    master = strategy.master_dtype
+    if strategy.states is not None:
+        yield (
+            f"States in {master} change the arithmetic: parameters, gradients and moments are "
+            "rounded; updates are rounded at random, so that small ones count on average."
+        )
+    elif master == "bf16":
+        yield (
+            "States in bf16 change the arithmetic: parameters, gradients and moments are rounded, "
+            "and an update below 1/512 to 1/256 of its weight is lost. --states bf16+stochastic "
+            "keeps it on average."
+        )
+    elif DTYPE_BYTES[master] < 4:
+        yield (
+            f"Master weights in {master} change the arithmetic: updates are rounded to {master}, "
+            "and small ones are lost."
         )
 
 

@@ -113,7 +113,7 @@ class StackLimits:
         Settings that apply only to tensor or context parallelism are set too.
         """
         applied = self.applied(strategy)
-        names = ("param_dtype", "reduce_dtype", "master_dtype", "compile", "loss")
+        names = ("param_dtype", "reduce_dtype", "master_dtype", "states", "compile", "loss")
         strategy = strategy.but(**{name: getattr(applied, name) for name in names})
         # A search may add tensor or context parallelism to the strategy that it starts from.
         return as_run(strategy, self.stack)

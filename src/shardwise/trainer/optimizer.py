@@ -13,10 +13,11 @@ from torch.optim.sgd import sgd
 from shardwise.engine.local_parts import is_divided
 from shardwise.engine.low_bit import make_low_bit
 from shardwise.engine.parallelize import check_optimizer
+from shardwise.engine.sync import is_parallel, strategy_of
 from shardwise.engine.whole_matrices import Adafactor, MuonWithAdamW
 from shardwise.pytorch.blocks import find_blocks
 from shardwise.spec.optimizer import LOW_BIT, Optimizer, is_muon_matrix
-from shardwise.spec.optimizer_sharding import Sharding, check_sharding
+from shardwise.spec.optimizer_sharding import Sharding, check_sharding, check_states
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import TrainSettings
 
@@ -27,10 +28,15 @@ def make_optimizer(
     """Create the optimizer `kind`, with torch's fused kernel if there is one.
 
     A flag (`found_inf`) cancels an update: fused optimizers read it on the device, for others the
-    host waits. Weight decay applies to matrices, not to norms and biases.
+    host waits. Weight decay applies to matrices, not to norms and biases. With states
+    bf16+stochastic, torchao rounds updates at random, by numbers that follow from the run's seed.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     check_sharding(kind, _sharding_of(trained))
+    strategy = strategy_of(model) if is_parallel(model) else None
+    if strategy is not None:
+        check_states(kind, strategy)
+    stochastic = strategy is not None and strategy.states == "bf16+stochastic"
     groups = _groups(trained, settings)
     rate = settings.learning_rate
     adaptive: dict[str, Any] = {
@@ -39,12 +45,13 @@ def make_optimizer(
         "eps": settings.epsilon,
     }
     optimizer: torch.optim.Optimizer
-    if kind == "adamw":
+    if kind in LOW_BIT or stochastic:
+        seed = settings.seed if stochastic else None
+        optimizer = make_low_bit(kind, groups, stochastic_seed=seed, **adaptive)
+    elif kind == "adamw":
         optimizer = torch.optim.AdamW(groups, **adaptive, fused=True)
     elif kind == "adam":
         optimizer = torch.optim.Adam(groups, **adaptive, fused=True)
-    elif kind in LOW_BIT:
-        optimizer = make_low_bit(kind, groups, **adaptive)
     elif kind in ("sgd", "momentum"):
         momentum = settings.momentum if kind == "momentum" else 0.0
         optimizer = _FusedSGD(groups, lr=rate, momentum=momentum)

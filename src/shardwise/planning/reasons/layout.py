@@ -9,7 +9,8 @@ from shardwise.planning.choice import WANTED_HEADROOM
 from shardwise.planning.layout import Layout
 from shardwise.planning.reasons.reason import Reason, compared_words, relative_words, share_words
 from shardwise.spec.quantity import write_byte_rate, write_rate
-from shardwise.spec.strategy import Strategy, show_recompute
+from shardwise.spec.recompute import show_recompute
+from shardwise.spec.strategy import Strategy
 from shardwise.spec.strategy_words import layout_words, unusual_settings
 from shardwise.step.memory_words import AT_RISK, room_words, shortfall_words, show_memory
 from shardwise.step.profile import Verdict

@@ -11,7 +11,7 @@ import numpy as np
 from shardwise.predict.configurations import Bools, Configurations, Floats, Ints
 from shardwise.predict.program.optimizer_states import optimizer_state_bytes
 from shardwise.spec.optimizer import Optimizer, state_tensors
-from shardwise.spec.strategy import blocks_of_share
+from shardwise.spec.recompute import blocks_of_share
 from shardwise.units.stage import Moment, Stage
 from shardwise.units.unit import ModelUnits, Unit
 

@@ -17,9 +17,10 @@ from shardwise.spec.foreign_text import one_line
 from shardwise.spec.huggingface import to_config
 from shardwise.spec.lookup import config_folder
 from shardwise.spec.model import ModelSpec
+from shardwise.spec.recompute import blocks_of_share
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
-from shardwise.spec.strategy import Strategy, blocks_of_share
+from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import DataSettings, TrainSettings
 from shardwise.stacks.write.chat_differences import stream_differences
 from shardwise.stacks.write.differences import Comparison, compare

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from shardwise.spec.optimizer import OPTIMIZERS, TRAINED, Optimizer
-from shardwise.spec.optimizer_sharding import Sharding, check_sharding, is_trained_with
+from shardwise.spec.optimizer_sharding import (
+    Sharding,
+    check_sharding,
+    check_states,
+    is_trained_with,
+)
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.stacks import training_arguments
@@ -46,3 +51,4 @@ def check_strategy(run: RunSpec, stack: str) -> None:
     """Raise SpecError if the stack cannot run the run's optimizer with its strategy."""
     if stack in _OWN_TRAINER:
         check_sharding(run.job.optimizer, Sharding.of(run.strategy))
+        check_states(run.job.optimizer, run.strategy)

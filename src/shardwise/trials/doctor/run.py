@@ -283,7 +283,9 @@ def _names(dtypes: set[torch.dtype]) -> str:
 def _same_as_one_process(mini: RunSpec) -> Check:
     """Compare loss and gradient norm of the first step, in fp64, with one process."""
     name = "equal to one process"
-    exact = mini.strategy.but(param_dtype="fp64", reduce_dtype="fp64", master_dtype="fp64")
+    exact = mini.strategy.but(
+        param_dtype="fp64", reduce_dtype="fp64", master_dtype="fp64", states=None
+    )
     module, alone = (build_exact(mini.model) for _ in range(2))
     model = parallelize(module, exact, device=torch.device("cpu"))
     loss, norm = _step(model, _synthetic(mini, module).at(0))

@@ -1,0 +1,148 @@
+"""Which model types of the installed transformers can be planned, and how.
+
+    python -m benchmarks.model_types [KIND ...] [--write]
+
+Each type is tried at the size of its configuration class, on the meta device. `--write` writes
+docs/reference/model-types.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import signal
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from transformers.models.auto import modeling_auto
+
+from shardwise.pytorch.from_config import model_from_config
+from shardwise.spec.families import FAMILIES
+from shardwise.spec.huggingface import longest_sequence
+from shardwise.spec.record import SpecError
+from shardwise.units.module import module_units
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "model-types.md"
+KINDS = {
+    "causal language models": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "vision-language models": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "encoder-decoders of text": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "encoder-decoders of speech": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+    "encoders": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "image classifiers": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+}
+LIMIT_S = 240
+
+
+class Tried(NamedTuple):
+    """How a model type is planned: "formulas", "trace", or the reason why it is refused."""
+
+    kind: str
+    name: str
+    how: str
+
+    @property
+    def planned(self) -> bool:
+        return self.how in ("formulas", "trace")
+
+
+def types_of(kind: str) -> Iterator[tuple[str, str]]:
+    """(model type, class) of the installed transformers for a kind of model."""
+    for name, made in getattr(modeling_auto, KINDS[kind]).items():
+        yield name, made[0] if isinstance(made, tuple) else made
+
+
+def how_planned(name: str, architecture: str) -> str:
+    """How a model type is planned at the size of its configuration class."""
+    if name in FAMILIES:
+        return "formulas"
+    try:
+        config: Any = transformers.CONFIG_MAPPING[name]()
+        table = {**config.to_dict(), "model_type": name, "architectures": [architecture]}
+        with time_limit(), torch.device("meta"):
+            module: Any = model_from_config(table, name)
+            longest = longest_sequence(table)
+            fixed = module.main_input_name == "pixel_values" and longest
+            module_units(module, longest if fixed else min(128, longest or 128))
+    except SpecError as error:
+        return one_line(str(error))
+    except Exception as error:
+        return one_line(f"{type(error).__name__}: {error}")
+    return "trace"
+
+
+def one_line(text: str) -> str:
+    """The first sentence of an error, short and without paths."""
+    line = re.sub(r"\s+", " ", text.removeprefix("model: "))
+    return re.sub(r"/\S+/", "…/", line)[:160].replace("|", "/")
+
+
+@contextmanager
+def time_limit() -> Iterator[None]:
+    """Raise TimeoutError inside after LIMIT_S."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"not traced in {LIMIT_S} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+def page(tried: list[Tried]) -> str:
+    """The page of all types that were tried."""
+    lines = [
+        "# Model types of transformers",
+        "",
+        f"Each model type of transformers {transformers.__version__}, tried at the size of its "
+        "configuration class without weights. `python -m benchmarks.model_types --write` writes "
+        "this page.",
+        "",
+        "| kind | types | by formulas | by a trace | refused |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for kind in KINDS:
+        count = Counter(one.how if one.planned else "refused" for one in tried if one.kind == kind)
+        cells = (sum(count.values()), count["formulas"], count["trace"], count["refused"])
+        lines.append(f"| {kind} | {' | '.join(map(str, cells))} |")
+    for kind in KINDS:
+        of_kind = [one for one in tried if one.kind == kind]
+        lines += ["", f"## {kind[0].upper()}{kind[1:]}", ""]
+        for how in ("formulas", "trace"):
+            names = ", ".join(f"`{one.name}`" for one in of_kind if one.how == how)
+            if names:
+                lines += [f"By {'a trace' if how == 'trace' else how}: {names}.", ""]
+        refused = [one for one in of_kind if not one.planned]
+        if refused:
+            lines += ["| refused | why |", "|---|---|"]
+            lines += [f"| `{one.name}` | {one.how} |" for one in refused]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kinds", nargs="*", default=list(KINDS))
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    tried = []
+    for kind in given.kinds:
+        for name, architecture in types_of(kind):
+            tried.append(Tried(kind, name, how_planned(name, architecture)))
+            print(*tried[-1], sep=" | ", flush=True)
+    print(page(tried).partition("\n## ")[0])
+    if given.write:
+        PAGE.write_text(page(tried))
+
+
+if __name__ == "__main__":
+    main()
