@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shardwise.predict.configurations import Configurations
 from shardwise.predict.memory import predict_memory
 from shardwise.predict.traffic import predict_traffic
@@ -35,8 +37,11 @@ def assert_agrees(
 
     Parameters whose name contains one of `frozen` are not trained; the model is then traced.
     """
-    # On a CPU there is nowhere to offload to: all of it stays in the same memory.
-    columns = Configurations.of([strategy.but(offload=False)])
+    # On a CPU there is nowhere to offload to: parameters stay in the same memory. What an offloaded
+    # optimizer adds does too; offloaded activations are counted apart.
+    elsewhere = [part for part in ("optimizer", "activations") if strategy.offloads(part)]
+    here = strategy.but(offload=elsewhere)
+    columns = Configurations.of([here])
     dtype, autocast = strategy.param_dtype, strategy.autocast
     if frozen:
         module = build(spec, attention="sdpa")
@@ -61,7 +66,11 @@ def assert_agrees(
     }
     memory = predict_memory(units, columns, optimizer)
     resting = memory.phases["optimizer step"]
-    predicted = float(memory.peak_bytes[0])
+    updated_there = here.offloads("optimizer")
+    only_states = Configurations.of([here.but(offload="optimizer" if updated_there else False)])
+    on_host = float(predict_memory(units, only_states, optimizer).host_bytes[0])
+    activations_on_host = float(memory.host_bytes[0]) - on_host
+    predicted = float(memory.peak_bytes[0]) + on_host
     case = {
         "model": spec.model_dump(mode="json"),
         "strategy": strategy.model_dump(mode="json"),
@@ -76,11 +85,13 @@ def assert_agrees(
     uneven = strategy.kind == "ddp" and spec.vocab % strategy.tensor > 0
     for measured in ranks[: strategy.tensor - 1] if uneven else ranks:
         assert measured["collectives"] == collectives
+    states = ranks[0]["host_gradient_bytes"] + ranks[0]["optimizer_bytes"]
     for measured in ranks:
         assert measured["parameter_bytes"] <= resting["parameters"][0]
-        assert measured["optimizer_bytes"] <= resting["optimizer"][0]
+        assert measured["optimizer_bytes"] <= (on_host or resting["optimizer"][0])
     # Rank 0 holds the most where a dimension cannot be divided evenly, and is what is predicted.
     assert ranks[0]["parameter_bytes"] == resting["parameters"][0]
-    assert ranks[0]["optimizer_bytes"] == resting["optimizer"][0]
+    assert states == (on_host if updated_there else resting["optimizer"][0])
+    assert ranks[0]["host_activation_bytes"] == pytest.approx(activations_on_host, rel=peak)
     error = predicted / ranks[0]["peak_bytes"] - 1
     assert abs(error) <= peak, f"peak {error:+.2%}: {predicted} predicted, {ranks}"

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from shardwise.engine.counter import CollectiveCounter
 from shardwise.engine.ledger import LiveBytes
 from shardwise.engine.loss import loss_of
+from shardwise.engine.offload import activation_bytes_on_host
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import micro_batch
 from shardwise.engine.wrapped import axes_of
@@ -48,7 +49,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     strategy = Strategy.model_validate(case["strategy"])
     torch.manual_seed(0)
     built = build(spec, device="cpu", attention="sdpa")
-    built.to(TORCH_DTYPES[strategy.master_dtype])
+    built.to(TORCH_DTYPES[strategy.kept_dtype])
     freeze(built, case.get("frozen", ()))
     if spec.adapter is not None:
         adapt(built, spec.adapter)
@@ -92,7 +93,28 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         "parameter_bytes": sum(one.nbytes for p in module.parameters() for one in plain_tensors(p)),
         "optimizer_bytes": sum(s.nbytes for s in states),
         "peak_bytes": peak,
+        "host_activation_bytes": DeviceBytes.most_on_host,
+        "host_gradient_bytes": sum(
+            plain.nbytes
+            for state in optimizer.state.values()
+            for plain in plain_tensors(state["master"] if "master" in state else torch.empty(0))
+        ),
     }
+
+
+class DeviceBytes(LiveBytes):
+    """Bytes of live tensors without activations in host memory, of which the most is kept."""
+
+    # Since the process started to measure.
+    most_on_host = 0
+
+    def _sum_now(self) -> int:
+        on_host = activation_bytes_on_host()
+        DeviceBytes.most_on_host = max(DeviceBytes.most_on_host, on_host)
+        return super()._sum_now() - on_host
+
+    def current(self) -> dict[str, int]:
+        return {**super().current(), "on host": -activation_bytes_on_host()}
 
 
 def measured_peak(run_step: Callable[[], None], runs_before: bool, enough: int) -> int:
@@ -108,8 +130,9 @@ def measured_peak(run_step: Callable[[], None], runs_before: bool, enough: int) 
             run_step()
         return 0
     gc.collect()
+    DeviceBytes.most_on_host = 0
     peaks: list[int] = []
-    with LiveBytes() as live:
+    with DeviceBytes() as live:
         if runs_before:
             run_step()
         while agreed(not peaks or (len(peaks) < 3 and min(peaks) > enough)):

@@ -15,6 +15,9 @@ from shardwise.cli.options import (
     LossOption,
     MeasuredOption,
     ModelOption,
+    OffloadActivationsOption,
+    OffloadOptimizerOption,
+    OffloadOption,
     OptimizerOption,
     PrecisionOption,
     SeqLenOption,
@@ -24,6 +27,7 @@ from shardwise.cli.options import (
 from shardwise.cli.output import JsonOption, print_json
 from shardwise.cli.values import flag_or_size, lowered, number_or_word
 from shardwise.spec.foreign_text import echo
+from shardwise.spec.states import offload_of
 
 if TYPE_CHECKING:
     from shardwise.spec.run import RunSpec
@@ -79,9 +83,9 @@ def estimate(
         typer.Option("--split-root", help="Embedding and head in fully_shard groups of their own."),
     ] = None,
     loss: LossOption = None,
-    offload: Annotated[
-        bool | None, typer.Option("--offload", help="Keep parameters and states on the CPU.")
-    ] = None,
+    offload: OffloadOption = None,
+    offload_optimizer: OffloadOptimizerOption = None,
+    offload_activations: OffloadActivationsOption = None,
     compile_: CompileOption = None,
     nnodes: Annotated[
         str | None,
@@ -131,7 +135,7 @@ def estimate(
         prefetch=prefetch,
         split_root=split_root,
         loss=lowered(loss),
-        offload=offload,
+        offload=offload_of(offload, offload_optimizer, offload_activations),
         compile=compile_,
         resolved=nnodes is None,
     )

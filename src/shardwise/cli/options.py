@@ -69,8 +69,8 @@ PrecisionOption = Annotated[
     str | None,
     typer.Option(
         "--precision",
-        help="bf16, fp16 or fp32 for compute and all-gathers, with fp32 master weights; or fp8, "
-        "mxfp8 or nvfp4 for products of linear layers (planning only). Default: bf16.",
+        help="bf16, fp16 or fp32 for compute and all-gathers; or fp8, mxfp8 or nvfp4 for "
+        "products of linear layers (planning only). Default: bf16.",
         autocompletion=complete.words(*PRECISIONS),
     ),
 ]
@@ -78,10 +78,19 @@ StatesOption = Annotated[
     str | None,
     typer.Option(
         "--states",
-        help="fp32, bf16 or bf16+stochastic for master weights, gradients and optimizer states; "
-        "bf16+stochastic rounds updates at random. Default: fp32.",
+        help="fp32, bf16 or bf16+stochastic (updates rounded at random) for master weights and "
+        "states. Default: fp32.",
         autocompletion=complete.words(*STATES),
     ),
+]
+OffloadOption = Annotated[
+    bool | None, typer.Option("--offload", help="Keep parameters and states on the CPU.")
+]
+OffloadOptimizerOption = Annotated[
+    bool | None, typer.Option("--offload-optimizer", help="Keep only the optimizer there.")
+]
+OffloadActivationsOption = Annotated[
+    bool | None, typer.Option("--offload-activations", help="Keep activations there.")
 ]
 MeasuredOption = Annotated[
     list[str] | None,
@@ -133,13 +142,13 @@ AdapterOption = Annotated[
     typer.Option(
         "--adapter",
         help="Train LoRA adapters only: lora:16, or lora:16:q_proj,v_proj; qlora:16 keeps the "
-        "frozen weights in 4 bits. Default: everything is trained.",
+        "frozen weights in 4 bits. Default: none.",
         autocompletion=complete.words("lora:16", "qlora:16", "dora:16"),
     ),
 ]
 CompileOption = Annotated[
     bool | None,
-    typer.Option("--compile", help="Compile each block with torch.compile. Default: off."),
+    typer.Option("--compile", help="Compile each block with torch.compile."),
 ]
 StackOption = Annotated[
     str | None,

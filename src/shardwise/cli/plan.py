@@ -17,6 +17,9 @@ from shardwise.cli.options import (
     LossOption,
     MeasuredOption,
     ModelOption,
+    OffloadActivationsOption,
+    OffloadOptimizerOption,
+    OffloadOption,
     OptimizerOption,
     PrecisionOption,
     PriceOption,
@@ -38,6 +41,7 @@ from shardwise.cli.output import (
 )
 from shardwise.cli.values import lowered
 from shardwise.spec.foreign_text import echo
+from shardwise.spec.states import offload_of
 
 if TYPE_CHECKING:
     from shardwise.planning.plan import Plan
@@ -101,6 +105,9 @@ def plan(
         ),
     ] = False,
     loss: LossOption = None,
+    offload: OffloadOption = None,
+    offload_optimizer: OffloadOptimizerOption = None,
+    offload_activations: OffloadActivationsOption = None,
     compile_: CompileOption = None,
     for_stack: StackOption = None,
     explain: Annotated[
@@ -143,6 +150,7 @@ def plan(
         software=lowered(software),
         measured=measured or (),
         loss=lowered(loss),
+        offload=offload_of(offload, offload_optimizer, offload_activations),
         compile=compile_,
         for_stack=lowered(for_stack),
         objective=objective.value,

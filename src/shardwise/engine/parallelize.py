@@ -32,6 +32,7 @@ from shardwise.engine.mesh import (
     resolve_for_world,
     tensor_mesh,
 )
+from shardwise.engine.offload import offload_activations
 from shardwise.engine.recompute import apply_recompute
 from shardwise.engine.sync import remember
 from shardwise.engine.tensor import TensorParallel
@@ -70,7 +71,7 @@ def parallelize(
     parts = Parts(model)
     check_adapter(parts.adapter, strategy)
     blocks = list(parts.blocks.values())
-    master = TORCH_DTYPES[strategy.master_dtype]
+    master = TORCH_DTYPES[strategy.kept_dtype]
     frozen = FrozenWeights(parts, strategy.mesh.states if strategy.sharded else 1)
     materializer = Materializer(model, device, master, fill, seed, frozen)
     _check_parameters(parts, None if is_meta(model) else master)
@@ -123,12 +124,13 @@ def _check_can_run(strategy: Strategy, device: torch.device) -> None:
 
 
 def _change_forward(model: nn.Module, blocks: Sequence[nn.Module], strategy: Strategy) -> None:
-    """Apply loss, recompute and compile, which do not depend on FSDP units."""
+    """Apply loss, recompute, offload of activations and compile, which need no FSDP units."""
     if strategy.loss == "chunked":
         apply_chunked_loss(model, strategy.loss_chunks)
     elif strategy.loss == "fused":
         apply_fused_loss(model, strategy.loss_kernel)
     apply_recompute(blocks, strategy)
+    offload_activations(blocks, strategy)
     if strategy.compile:
         for block in blocks:
             block.compile()
@@ -239,7 +241,7 @@ def _precision(strategy: Strategy, parts: Parts) -> MixedPrecisionPolicy:
     """The mixed-precision policy for fully_shard."""
     param, reduce, master = (
         TORCH_DTYPES[dtype]
-        for dtype in (strategy.param_dtype, strategy.reduce_dtype, strategy.master_dtype)
+        for dtype in (strategy.param_dtype, strategy.reduce_dtype, strategy.kept_dtype)
     )
     parameters = parts.module.parameters()
     stored = {p.dtype for p in parameters if p.is_floating_point() and not p.is_meta}
@@ -254,7 +256,7 @@ def _precision(strategy: Strategy, parts: Parts) -> MixedPrecisionPolicy:
 
 def _offload(strategy: Strategy, mesh: DeviceMesh) -> OffloadPolicy:
     """The offload policy for fully_shard."""
-    if not strategy.offload:
+    if not strategy.offloads("parameters"):
         return OffloadPolicy()
     return CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
 

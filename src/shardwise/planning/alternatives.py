@@ -1,6 +1,7 @@
 """Alternatives for a job that does not fit or leaves little memory free.
 
-Smaller optimizer states, adapters, and states in host memory, each with its predicted speed.
+Smaller optimizer states, adapters, states in bf16, and what can be in host memory, each with its
+predicted speed.
 """
 
 from __future__ import annotations
@@ -20,11 +21,22 @@ from shardwise.predict.rates import comparison_error
 from shardwise.spec.adapter import read_adapter
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.optimizer import SMALLER, Optimizer
+from shardwise.spec.optimizer_sharding import STOCHASTIC
 from shardwise.spec.record import SpecError
+from shardwise.spec.states import offload_option, read_states
 
 # An alternative must save at least this share of the needed memory to be shown.
 MIN_SAVED = 0.05
 ADAPTERS = ("lora:16", "qlora:16")
+# What to offload, in the order of what it costs: activations move twice per micro-batch, gradients
+# and weights once per step, gathered parameters with every gather.
+OFFLOADS: tuple[bool | str, ...] = (
+    "activations",
+    "optimizer",
+    "optimizer+activations",
+    True,
+    "parameters+activations",
+)
 
 
 def alternatives(problem: Problem, space: Space, winner: Candidate | None) -> list[Alternative]:
@@ -34,6 +46,7 @@ def alternatives(problem: Problem, space: Space, winner: Candidate | None) -> li
     """
     found = [
         *_with_smaller_states(problem, space, winner),
+        *_with_bf16_states(problem, space, winner),
         *_with_adapters(problem, space, winner),
         *_offloaded(problem, space, winner),
     ]
@@ -98,16 +111,38 @@ def _with_adapters(
             yield _alternative("adapter", text, best, winner)
 
 
+def _with_bf16_states(
+    problem: Problem, space: Space, winner: Candidate | None
+) -> Iterator[Alternative]:
+    """The best configuration with states in bf16 and stochastic rounding, if one fits."""
+    base = problem.base
+    # A stack is asked for its own dtypes; an adapter's states are small.
+    if space.for_stack or base.master_dtype != "fp32" or problem.model.adapter is not None:
+        return
+    if base.param_dtype != "bf16" or problem.job.optimizer not in STOCHASTIC:
+        return
+    within = problem._replace(base=base.but(**read_states("bf16+stochastic")))
+    best = _best(within, space)
+    if best is not None:
+        yield _alternative("states", "bf16+stochastic", best, winner)
+
+
 def _offloaded(problem: Problem, space: Space, winner: Candidate | None) -> Iterator[Alternative]:
-    """The best configuration with states in host memory, if one fits; none on CPUs."""
-    if problem.cluster.device.is_cpu:
+    """The best configuration with the cheapest offload that fits; none on CPUs."""
+    if problem.cluster.device.is_cpu or space.offload:
         return
-    best = _best(problem, space._replace(offload=True))
-    if best is None:
+    for offload in OFFLOADS:
+        within = space.offloading(offload)
+        # Whether the smallest fits is known soon.
+        if _best(problem, within.least_memory()) is None:
+            continue
+        best = _best(problem, within)
+        if best is None:
+            continue
+        units, columns = Units(problem).of(best.strategy), Configurations.of([best.strategy])
+        host = predict_memory(units, columns, problem.job.optimizer).host_bytes[0]
+        yield _alternative("offload", offload_option(offload), best, winner, float(host))
         return
-    units, columns = Units(problem).of(best.strategy), Configurations.of([best.strategy])
-    host = predict_memory(units, columns, problem.job.optimizer).host_bytes[0]
-    yield _alternative("offload", "offload", best, winner, float(host))
 
 
 def _best(problem: Problem, space: Space) -> Candidate | None:
@@ -120,7 +155,7 @@ def _best(problem: Problem, space: Space) -> Candidate | None:
 
 
 def _alternative(
-    change: Literal["optimizer", "adapter", "offload"],
+    change: Literal["optimizer", "adapter", "states", "offload"],
     value: str,
     best: Candidate,
     winner: Candidate | None,

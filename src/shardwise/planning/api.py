@@ -189,8 +189,14 @@ def plan_run(
     described = _corrected_plan(described, run, measured)
     if run is not None and objective != "sequence":
         described = _with_batch_of(run, described)
+    asked = settings.get("offload") is not None
     problem, space = _searched(
-        described, settings.get("loss"), low_precision_reduce, batch_tolerance, for_stack
+        described,
+        settings.get("loss"),
+        described.strategy.offload if asked else False,
+        low_precision_reduce,
+        batch_tolerance,
+        for_stack,
     )
     compared = None if run is None else described.strategy
     if current is not None:
@@ -216,6 +222,7 @@ def plan_run(
 def _searched(
     run: RunSpec,
     loss: Loss | None,
+    offload: bool | str,
     low_precision_reduce: bool,
     batch_tolerance: float | None,
     stack: str | None,
@@ -231,7 +238,7 @@ def _searched(
         losses=(loss,) if loss else Space().losses,
         reduce_dtypes=tuple(dict.fromkeys(dtypes)),
         batch_tolerance=BATCH_TOLERANCE if batch_tolerance is None else batch_tolerance,
-    )
+    ).offloading(offload)
     along_rows = False
     if stack is not None:
         from shardwise.planning.in_stack import within_stack

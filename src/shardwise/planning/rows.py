@@ -37,7 +37,7 @@ def complexity(strategy: Strategy, recompute: Recompute, accumulates: bool) -> i
             2 * (strategy.tensor > 1),
             2 * (strategy.context > 1),
             2 * (strategy.reduce_dtype != "fp32"),
-            2 * strategy.offload,
+            2 * bool(strategy.offload),
         )
     )
 

@@ -24,7 +24,7 @@ from shardwise.planning.degrees import degrees, is_last_resort, least_seconds, o
 from shardwise.planning.layout import WHOLE, Degrees, Layout
 from shardwise.planning.problem import Problem, Units, Way, peaks, steps, times
 from shardwise.planning.rows import Candidate, Rows, Table
-from shardwise.planning.space import Recompute, Space, placements
+from shardwise.planning.space import Recompute, Space, offloaded, placements
 from shardwise.predict.configurations import Bools, Floats, Ints
 from shardwise.predict.estimate import usable_bytes
 from shardwise.predict.program.step import Steps
@@ -169,7 +169,8 @@ class Search:
         )
         chosen = [s for s in chosen if space.trains(problem.job.optimizer, s)]
         if space.offload:
-            chosen = [s.but(offload=True) for s in chosen if s.sharded]
+            chosen = list(offloaded(chosen, space.offload))
+            chosen = [s for s in chosen if space.trains(problem.job.optimizer, s)]
         if not chosen:
             return _Divided(pair, [], sizes, sizes)
         most = self._most_sequences(chosen[-1])

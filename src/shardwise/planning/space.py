@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from shardwise.planning.batches import BATCH_TOLERANCE
@@ -13,6 +13,7 @@ from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.optimizer_sharding import is_trained_with
 from shardwise.spec.record import SpecError
+from shardwise.spec.states import offloaded_parts
 from shardwise.spec.strategy import Loss, Strategy
 
 Recompute = str | float
@@ -47,7 +48,8 @@ class Space(NamedTuple):
     losses: tuple[Loss, ...] = ("plain", "chunked")
     # Dtypes to reduce gradients in; empty for the base's. Others change the arithmetic.
     reduce_dtypes: tuple[str, ...] = ()
-    offload: bool = False
+    # What every configuration keeps in host memory, as `Strategy.offload`.
+    offload: bool | str = False
     # Whether a resolved strategy may be chosen. A stack refuses strategies that it cannot express;
     # this does not depend on the micro-batch. None allows all.
     allowed: Callable[[Strategy], bool] | None = None
@@ -81,6 +83,13 @@ class Space(NamedTuple):
     def for_stack(self) -> bool:
         """Whether the search is for another stack, which may change strategies."""
         return self.applied is not _unchanged
+
+    def offloading(self, offload: bool | str) -> Space:
+        """The space with parts in host memory, without recompute policies that exclude this."""
+        policies = self.recompute
+        if "activations" in offloaded_parts(offload):
+            policies = tuple(p for p in policies if p != "selective") or policies
+        return self._replace(offload=offload, recompute=policies)
 
     def quick(self) -> Space:
         """The space without the settings of the last pass, which gain only a few percent."""
@@ -145,6 +154,30 @@ def placements(
     return list(found)
 
 
+def offloaded(strategies: Iterable[Strategy], offload: bool | str) -> Iterator[Strategy]:
+    """The strategies with parts in host memory, as far as they allow it.
+
+    One device shards over itself where offload needs sharding.
+    """
+    for strategy in strategies:
+        for fields in ({}, _ALONE) if strategy.kind == "single" else ({},):
+            try:
+                yield strategy.but(**fields, offload=offload).resolve(
+                    strategy.devices, strategy.devices
+                )
+            except SpecError:
+                continue
+            break
+
+
+_ALONE: dict[str, object] = {
+    "kind": "zero3",
+    "shard": None,
+    "replicate": None,
+    "reshard_after_forward": None,
+    "reshard_after_backward": None,
+    "grad_sync": None,
+}
 _UNSET: dict[str, object] = {
     "replicate": None,
     "within_node": False,

@@ -35,7 +35,10 @@ class Configurations:
     accumulate: Ints
     param_bytes: Ints
     reduce_bytes: Ints
+    # Of parameters and gradients on the device; and of the weights that the optimizer updates. They
+    # differ if it is offloaded.
     master_bytes: Ints
+    update_bytes: Ints
     sharded: Bools
     ddp: Bools
     reshard_forward: Bools
@@ -55,7 +58,11 @@ class Configurations:
     # Whether Liger's kernel computes head and loss, and whether that of Cut Cross-Entropy does.
     liger: Bools
     cut: Bools
+    # Whether parameters with all states, the optimizer alone, and saved activations of blocks are
+    # in host memory.
     offload: Bools
+    offload_optimizer: Bools
+    offload_activations: Bools
     # Share of blocks, counted from the first, that recompute everything: 1.0 for "full", 0.0 for
     # "none".
     full_recompute: Floats
@@ -91,11 +98,12 @@ class Configurations:
             # DDP reduces gradients in the dtype of its parameters.
             reduce_bytes=ints(
                 [
-                    DTYPE_BYTES[s.master_dtype if s.kind == "ddp" else s.reduce_dtype]
+                    DTYPE_BYTES[s.kept_dtype if s.kind == "ddp" else s.reduce_dtype]
                     for s in strategies
                 ]
             ),
-            master_bytes=ints([DTYPE_BYTES[s.master_dtype] for s in strategies]),
+            master_bytes=ints([DTYPE_BYTES[s.kept_dtype] for s in strategies]),
+            update_bytes=ints([DTYPE_BYTES[s.master_dtype] for s in strategies]),
             sharded=bools([s.sharded for s in strategies]),
             ddp=bools([s.kind == "ddp" for s in strategies]),
             reshard_forward=bools([r is not False for r in reshard]),
@@ -109,7 +117,9 @@ class Configurations:
             loss_chunks=ints([s.loss_chunks if s.loss == "chunked" else 1 for s in strategies]),
             liger=bools([s.loss == "fused" and s.loss_kernel == "liger" for s in strategies]),
             cut=bools([s.loss == "fused" and s.loss_kernel != "liger" for s in strategies]),
-            offload=bools([s.offload for s in strategies]),
+            offload=bools([s.offloads("parameters") for s in strategies]),
+            offload_optimizer=bools([s.offloads("optimizer") for s in strategies]),
+            offload_activations=bools([s.offloads("activations") for s in strategies]),
             full_recompute=np.asarray(
                 [s.full_recompute_share for s in strategies], dtype=np.float64
             ),

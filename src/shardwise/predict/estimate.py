@@ -254,11 +254,16 @@ def _memory_profile(memory: Memory, cluster: ClusterSpec) -> MemoryProfile:
     """The memory profile of the first row: verdict, limits, and bytes by term and by phase."""
     device = cluster.device
     terms = {term: round(size) for term, size in memory.terms_at_peak().items()}
+    phases = {phase: round(float(sum_terms(memory.phases[phase])[0])) for phase in PHASES}
+    host = round(float(memory.host_bytes[0]))
+    if device.is_cpu:
+        # The host's memory is the device's own.
+        terms["optimizer"] += host
+        phases, host = {phase: size + host for phase, size in phases.items()}, 0
     # The peak is summed from the rounded terms, so that it equals their sum exactly.
     peak = sum(terms.values())
     pooled = round(float(memory.pooled_bytes[0]))
     judged = verdict(peak, device, pooled)
-    host = round(float(memory.host_bytes[0]))
     return MemoryProfile(
         fits=judged != "does not fit",
         verdict=judged,
@@ -270,6 +275,6 @@ def _memory_profile(memory: Memory, cluster: ClusterSpec) -> MemoryProfile:
         occupied_bytes=occupied_interval(peak, device, pooled),
         peak_phase=memory.peak_phase(),
         terms=terms,
-        phases={phase: round(float(sum_terms(memory.phases[phase])[0])) for phase in PHASES},
+        phases=phases,
         host_bytes=host or None,
     )

@@ -110,6 +110,11 @@ def storage_id(storage: torch.UntypedStorage) -> int:
     return int(storage._cdata)
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place; views share the count."""
+    return int(tensor._version)
+
+
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The local shard of a DTensor, any other tensor as it is; runs no operation.
 

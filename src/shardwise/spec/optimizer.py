@@ -56,6 +56,16 @@ LOW_BIT: dict[Optimizer, LowBit] = {
 }
 
 
+# Optimizers whose update can run in host memory, element by element in a fused kernel, and their
+# states of the parameter's shape.
+ON_HOST: dict[Optimizer, tuple[str, ...]] = {
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "momentum": ("momentum_buffer",),
+    "sgd": (),
+}
+
+
 # The optimizer that plans propose to reduce the memory of states.
 SMALLER: dict[Optimizer, Optimizer] = {"adamw": "adamw-8bit"}
 

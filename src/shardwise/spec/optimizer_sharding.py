@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shardwise.spec.optimizer import LOW_BIT, Optimizer
+from shardwise.spec.optimizer import LOW_BIT, ON_HOST, Optimizer
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 
@@ -50,8 +50,8 @@ def _refusal_of_states(optimizer: Optimizer, strategy: Strategy) -> str | None:
     """Why the trainer cannot use an optimizer with states and offload; None if it can."""
     if strategy.states is not None and optimizer not in STOCHASTIC:
         return f"has no stochastic rounding; use {', '.join(STOCHASTIC[:-1])} or {STOCHASTIC[-1]}"
-    if strategy.offloads("optimizer") and optimizer in REPLICATED:
-        return "updates whole matrices, which takes too long on a host; use adamw, or no offload"
+    if strategy.offloads("optimizer") and optimizer not in ON_HOST:
+        return f"does not run on a host; use {', '.join(ON_HOST)}, or leave the optimizer in place"
     return None
 
 

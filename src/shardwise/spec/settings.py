@@ -33,7 +33,7 @@ class JobSettings(TypedDict, total=False):
 
 
 class FixedSettings(TypedDict, total=False):
-    """Fields of Strategy that a plan does not search: dtypes, compilation and loss."""
+    """Fields of Strategy that a plan takes as given: dtypes, compilation, loss and offload."""
 
     param_dtype: DType | None
     reduce_dtype: DType | None
@@ -45,6 +45,7 @@ class FixedSettings(TypedDict, total=False):
     loss: Loss | None
     loss_kernel: LossKernel | None
     attention: Attention | None
+    offload: bool | str | list[str] | None
 
 
 class StrategySettings(FixedSettings, total=False):
@@ -69,7 +70,6 @@ class StrategySettings(FixedSettings, total=False):
     blocks_per_unit: int | None
     split_root: bool | None
     loss_chunks: int | None
-    offload: bool | str | list[str] | None
     ddp_bucket_mib: float | None
 
 

@@ -81,3 +81,27 @@ def offloaded_parts(offload: bool | str) -> tuple[Part, ...]:
     if isinstance(offload, bool):
         return ("parameters",) if offload else ()
     return tuple(part for part in PARTS if part in offload.split("+"))
+
+
+def offload_option(offload: bool | str) -> str:
+    """The options of a command for a canonical `offload`: "--offload-optimizer"; may be empty."""
+    flags = {"parameters": "--offload"}
+    return " ".join(flags.get(part, f"--offload-{part}") for part in offloaded_parts(offload))
+
+
+def offload_words(offload: bool | str) -> str:
+    """A canonical `offload` in words: "optimizer and activations in host memory"; may be empty."""
+    if offload is True:
+        return "offload to host memory"
+    parts = offloaded_parts(offload)
+    return f"{' and '.join(parts)} in host memory" if parts else ""
+
+
+def offload_of(
+    parameters: bool | None, optimizer: bool | None, activations: bool | None
+) -> bool | str | None:
+    """The canonical `offload` of three flags of a command; None if none is given."""
+    if (parameters, optimizer, activations) == (None, None, None):
+        return None
+    flags = {"parameters": parameters, "optimizer": optimizer, "activations": activations}
+    return joined_offload(part for part, flag in flags.items() if flag)

@@ -210,6 +210,11 @@ class Strategy(Record):
                 "with tensor or context parallelism only parameters can be offloaded; set offload "
                 "to true or false"
             )
+        if self.states is not None and self.offloads("optimizer"):
+            problems.append(
+                "an offloaded optimizer needs no stochastic rounding: the host has room for states "
+                "in fp32"
+            )
         if not self.offloads("activations"):
             return problems
         if self.recompute == "selective":

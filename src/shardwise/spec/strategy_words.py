@@ -18,6 +18,7 @@ from shardwise.spec.model import ModelSpec
 from shardwise.spec.optimizer import LOW_BIT, Optimizer
 from shardwise.spec.recompute import show_recompute, show_recomputed_share
 from shardwise.spec.run import RunSpec
+from shardwise.spec.states import offload_words
 from shardwise.spec.strategy import Kind, Strategy
 
 KIND_NAMES: dict[Kind, str] = {
@@ -83,7 +84,7 @@ def configuration_words(
         _gradient_sync(strategy),
         f"gradients reduced in {strategy.reduce_dtype}" if strategy.reduce_dtype != "fp32" else "",
         _low_bits(strategy),
-        "offload to host memory" if strategy.offload else "",
+        offload_words(strategy.offload),
     )
 
 
@@ -128,7 +129,7 @@ def run_words(run: RunSpec) -> str:
         _reshard(strategy),
         _gradient_sync(strategy),
         "torch.compile" if strategy.compile else "",
-        "offload to host memory" if strategy.offload else "",
+        offload_words(strategy.offload),
     )
 
 
@@ -172,8 +173,13 @@ def arithmetic_words(strategy: Strategy, optimizer: Optimizer) -> Iterator[str]:
 
 
 def _states_words(strategy: Strategy) -> Iterator[str]:
-    """A sentence on model states of less than 32 bits; none for fp32."""
+    """Sentences on model states of less than 32 bits; none for fp32."""
     master = strategy.master_dtype
+    if strategy.offloads("optimizer") and strategy.kept_dtype != master:
+        yield (
+            f"The offloaded optimizer changes the arithmetic: gradients are kept in "
+            f"{strategy.kept_dtype} until the update, which is in {master} on the host."
+        )
     if strategy.states is not None:
         yield (
             f"States in {master} change the arithmetic: parameters, gradients and moments are "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,16 +11,18 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.sgd import sgd
 
+from shardwise.engine.host_optimizer import HostOptimizer
 from shardwise.engine.local_parts import is_divided
 from shardwise.engine.low_bit import make_low_bit
 from shardwise.engine.parallelize import check_optimizer
 from shardwise.engine.sync import is_parallel, strategy_of
 from shardwise.engine.whole_matrices import Adafactor, MuonWithAdamW
 from shardwise.pytorch.blocks import find_blocks
-from shardwise.spec.optimizer import LOW_BIT, Optimizer, is_muon_matrix
+from shardwise.spec.optimizer import LOW_BIT, ON_HOST, Optimizer, is_muon_matrix
 from shardwise.spec.optimizer_sharding import Sharding, check_sharding, check_states
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import TrainSettings
+from shardwise.units.module import TORCH_DTYPES
 
 
 def make_optimizer(
@@ -48,13 +51,13 @@ def make_optimizer(
     if kind in LOW_BIT or stochastic:
         seed = settings.seed if stochastic else None
         optimizer = make_low_bit(kind, groups, stochastic_seed=seed, **adaptive)
-    elif kind == "adamw":
-        optimizer = torch.optim.AdamW(groups, **adaptive, fused=True)
-    elif kind == "adam":
-        optimizer = torch.optim.Adam(groups, **adaptive, fused=True)
-    elif kind in ("sgd", "momentum"):
-        momentum = settings.momentum if kind == "momentum" else 0.0
-        optimizer = _FusedSGD(groups, lr=rate, momentum=momentum)
+    elif kind in ON_HOST:
+        make = partial(_make_fused, kind, settings=settings, adaptive=adaptive)
+        if strategy is not None and strategy.offloads("optimizer"):
+            master = TORCH_DTYPES[strategy.master_dtype]
+            optimizer = HostOptimizer(groups, make, master, ON_HOST[kind])
+        else:
+            optimizer = make(groups)
     elif kind == "adafactor":
         optimizer = Adafactor(groups, lr=rate)
     elif kind == "muon":
@@ -63,6 +66,22 @@ def make_optimizer(
         raise SpecError(f"job.optimizer: torch has no '{kind}' optimizer; use adamw")
     check_optimizer(optimizer, model)
     return optimizer
+
+
+def _make_fused(
+    kind: Optimizer,
+    groups: list[dict[str, Any]],
+    *,
+    settings: TrainSettings,
+    adaptive: dict[str, Any],
+) -> torch.optim.Optimizer:
+    """An optimizer with torch's fused kernel: AdamW, Adam or SGD."""
+    if kind == "adamw":
+        return torch.optim.AdamW(groups, **adaptive, fused=True)
+    if kind == "adam":
+        return torch.optim.Adam(groups, **adaptive, fused=True)
+    momentum = settings.momentum if kind == "momentum" else 0.0
+    return _FusedSGD(groups, lr=settings.learning_rate, momentum=momentum)
 
 
 def _sharding_of(parameters: list[nn.Parameter]) -> Sharding:

@@ -17,6 +17,7 @@ from shardwise.predict.api import estimate_run
 from shardwise.runs.record import State
 from shardwise.spec.progress import stages
 from shardwise.spec.run import RunSpec
+from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
 from shardwise.spec.version import __version__
 from shardwise.step.profile import StepProfile
@@ -199,15 +200,23 @@ def _train_in_group(
 
 def predict(run: RunSpec, training: Training) -> StepProfile:
     """Predict a step of this run, including the trainer's own small collectives."""
-    # On a CPU, offloading stays in the same memory.
-    here = run.strategy.but(offload=run.strategy.offload and not run.cluster.device.is_cpu)
-    profile = estimate_run(run._replace(strategy=here))
+    profile = estimate_run(run._replace(strategy=_offloaded_here(run)))
     if (data := training.batches.statistics) is not None:
         profile = counting_loss_tokens(profile, data.loss_share)
     settings = training.settings
     meter = _meter(run, training)
     control = control_traffic(run, settings, training.model, meter.traffic_step)
     return profile._replace(traffic=(*profile.traffic, *control))
+
+
+def _offloaded_here(run: RunSpec) -> Strategy:
+    """The strategy with what leaves the device's memory: on a CPU all stays in the same.
+
+    There an offloaded optimizer only adds its master weights and gradients.
+    """
+    if not run.cluster.device.is_cpu:
+        return run.strategy
+    return run.strategy.but(offload="optimizer" if run.strategy.offloads("optimizer") else False)
 
 
 def _meter(run: RunSpec, training: Training) -> StepMeter:

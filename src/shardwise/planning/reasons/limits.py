@@ -177,12 +177,12 @@ class CompileGain(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative(Reason):
-    """A change of optimizer, adapter or offload with which the job fits, and its speed."""
+    """A change of optimizer, adapter, states or offload with which the job fits, and its speed."""
 
     kind = "alternative"
 
-    change: Literal["optimizer", "adapter", "offload"]
-    # The value for `--optimizer` or `--adapter`.
+    change: Literal["optimizer", "adapter", "states", "offload"]
+    # The value for `--optimizer`, `--adapter` or `--states`; of offload, the options.
     value: str
     strategy: Strategy
     tokens_per_s: float
@@ -196,12 +196,12 @@ class Alternative(Reason):
     @property
     def option(self) -> str:
         """The command line option for this change."""
-        return "--offload" if self.change == "offload" else f"--{self.change} {self.value}"
+        return self.value if self.change == "offload" else f"--{self.change} {self.value}"
 
     @property
     def asked(self) -> str:
         """What to type: an option of `plan`, or for offload an `estimate` command."""
-        return "shardwise estimate --offload" if self.change == "offload" else self.option
+        return f"shardwise estimate {self.option}" if self.change == "offload" else self.option
 
     def words(self, blocks: int | None = None) -> str:
         speed = f" ({compared_words(self.throughput)})" if self.throughput is not None else ""

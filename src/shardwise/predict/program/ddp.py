@@ -146,6 +146,7 @@ class Replicated(Placement):
             yield Alloc("unsharded_parameters", self.copies_of(block, again))
             yield from self.forward_of(block, group.recomputed > number)
         yield self.compute("forward", group.place, Cost("forward", (group.unit,)))
+        yield from self.moved_activations(group)
         yield from self.exchanged_forward(group.unit, group.place)
 
     def head_begins(self, m: MicroBatch) -> Iterator[Event]:
@@ -192,6 +193,7 @@ class Replicated(Placement):
             made_before += float(block.trained_numel)
         yield Alloc("gradients", self._made(m, float(unit.trained_numel)))
         yield Instant((boundary,))
+        yield from self.moved_activations(group)
         cost = Cost("backward", (unit, group.recomputed))
         yield self.compute("backward", group.place, cost, self.beside)
         yield from self.exchanged_backward(group)

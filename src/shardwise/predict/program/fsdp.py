@@ -188,6 +188,7 @@ class Fsdp(Placement):
         for number, block in enumerate(group.unit.blocks):
             yield from self.forward_of(block, group.recomputed > number)
         yield self.compute("forward", group.place, Cost("forward", (group.unit,)))
+        yield from self.moved_activations(group)
         yield from self.exchanged_forward(group.unit, group.place)
 
     def _buffer_freed(self, m: MicroBatch, index: int) -> Event:
@@ -368,6 +369,7 @@ class Fsdp(Placement):
                     (Alloc("activations", working), fresh, *self.dequantised(block, moment))
                 )
             made_before += float(block.trained_numel)
+        yield from self.moved_activations(group)
         cost = Cost("backward", (group.unit, group.recomputed))
         yield self.compute("backward", group.place, cost, self.beside)
         yield from self.exchanged_backward(group)

@@ -17,7 +17,7 @@ def optimizer_state_bytes(units: ModelUnits, c: Configurations, optimizer: Optim
     Rows differ in how many devices divide a parameter, along which dimension, and in the dtype
     that is updated; each combination is computed once.
     """
-    decides = np.stack([c.shard, c.reshard_group > 0, c.master_bytes], axis=1)
+    decides = np.stack([c.shard, c.reshard_group > 0, c.update_bytes], axis=1)
     found, row = np.unique(decides, axis=0, return_inverse=True)
     counted = Counter(units.units)
     totals = [

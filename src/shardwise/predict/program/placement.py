@@ -92,7 +92,7 @@ class Placement:
         """Allocate what is alive during the whole step: parameters, optimizer states, the batch."""
         here = ~self.c.offload
         yield Alloc("parameters", self.s.parameter_bytes * here)
-        yield Alloc("optimizer", self.s.optimizer_bytes * here)
+        yield Alloc("optimizer", self.s.optimizer_bytes * (here & ~self.c.offload_optimizer))
         yield Alloc("other", self.s.batch)
 
     def gradients_dropped(self) -> Iterator[Event]:
@@ -162,7 +162,8 @@ class Placement:
         `again` are the rows that recompute the block.
         """
         saving, unsaved = block.stage.forward, block.stage.forward_unsaved or block.stage.forward
-        # A block that recomputes saves nothing during its forward.
+        # A block that recomputes, or whose saved tensors are offloaded, keeps none in its forward.
+        again = again | self.c.offload_activations
         dropping = again | self.c.selective
         for one, other in zip_longest(saving, unsaved, fillvalue=NOTHING):
             working = self.s.forward_working(block.stage, other, again)
@@ -173,6 +174,13 @@ class Placement:
                 copies = (Alloc("unsharded_parameters", copied),)
             yield Instant((Alloc("activations", working), *copies))
         yield Alloc("activations", self.s.kept(block.stage, again))
+
+    def moved_activations(self, group: Group) -> Iterator[Event]:
+        """The copies of a unit's saved activations to or from host memory, not overlapped."""
+        rows = self.c.offload_activations
+        if rows.any():
+            cost = Cost("saved_moved", (group.unit, group.recomputed))
+            yield self.copy("offload", group.place, cost, only=only(rows))
 
     def dequantised(self, block: Unit, moment: Moment) -> tuple[Alloc, ...]:
         """Memory of the dequantised copy of a quantised matrix, while the copy is used."""

@@ -240,7 +240,17 @@ class Prices:
 
     def optimizer(self) -> Floats:
         """Seconds of the optimizer step, and the fixed seconds of a step."""
-        bandwidth = np.where(self.s.c.offload, self.h.host_memory, self.h.memory_bandwidth)
+        s, c, h = self.s, self.s.c, self.h
+        bandwidth = np.where(c.offload | c.offload_optimizer, h.host_memory, h.memory_bandwidth)
         # Parameters and gradients, and the states.
-        moved = 2.0 * self.s.gradient_bytes + self.s.optimizer_bytes
-        return self.k.optimizer_factor * moved / bandwidth + self.k.overhead_s
+        moved = 2.0 * s.updated_bytes + s.optimizer_bytes
+        # Gradients to the host, weights back to the device.
+        copied = np.where(c.offload_optimizer, 2.0 * s.gradient_bytes / h.host_link, 0.0)
+        return self.k.optimizer_factor * moved / bandwidth + copied + self.k.overhead_s
+
+    def saved_moved(self, unit: Unit, recomputed: Ints) -> Floats:
+        """Seconds to copy what a unit's blocks save to host memory, or back to the device."""
+        total: Floats = np.zeros(len(self.s.c))
+        for number, block in enumerate(unit.blocks):
+            total = total + self.s.saved(block.stage, recomputed > number)
+        return total / self.h.host_link

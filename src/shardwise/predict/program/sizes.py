@@ -120,20 +120,42 @@ class Sizes:
         return self._state(self.all_trained)
 
     @cached_property
+    def updated_bytes(self) -> Floats:
+        """Bytes of one device's trained weights, as the optimizer updates them."""
+        updated: Floats = self.all_trained / self.c.shard * self.c.update_bytes
+        return updated
+
+    @cached_property
     def optimizer_bytes(self) -> Floats:
-        """Bytes of optimizer states on one device."""
+        """Bytes of optimizer states on one device, or of its part in host memory."""
         tensors = state_tensors(self.optimizer)
         if tensors is not None:
-            return self.gradient_bytes * tensors
+            return self.updated_bytes * tensors
         return optimizer_state_bytes(self.units, self.c, self.optimizer)
 
     @cached_property
     def state_bytes(self) -> Floats:
-        """Bytes of model states per device: parameters, gradients, optimizer states.
-
-        With offload they are in host memory.
-        """
+        """Bytes of model states per device: parameters, gradients, optimizer states."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+    @cached_property
+    def host_state_bytes(self) -> Floats:
+        """Bytes of states in host memory per device.
+
+        With offloaded parameters all model states; with an offloaded optimizer its states, master
+        weights, and the gradients that it reads.
+        """
+        updated = self.optimizer_bytes + 2.0 * self.updated_bytes
+        both = np.where(self.c.offload_optimizer, updated, 0.0)
+        return np.where(self.c.offload, self.state_bytes, both)
+
+    @cached_property
+    def host_activation_bytes(self) -> Floats:
+        """Most bytes of activations in host memory per device: those of all blocks."""
+        total = np.zeros(len(self.c))
+        for number, block in enumerate(self.units.single_blocks):
+            total = total + self.saved(block.stage, self.recomputed > number)
+        return total * self.c.offload_activations
 
     def _sum(self, size: str) -> Floats:
         """A size of `Unit`, summed over all units of the model."""
@@ -197,7 +219,11 @@ class Sizes:
         return tuple(m for m in moments if m.gradient_elements <= own) or moments[:1]
 
     def kept(self, stage: Stage, recomputes: Bools | bool) -> Floats:
-        """Bytes of activations a block keeps for its backward, given which rows recompute it."""
+        """Bytes of activations a block keeps on the device for its backward; 0 with offload."""
+        return self.saved(stage, recomputes) * ~self.c.offload_activations
+
+    def saved(self, stage: Stage, recomputes: Bools | bool) -> Floats:
+        """Bytes of activations a block saves for its backward, given which rows recompute it."""
         kept = stage.kept
         other = np.where(
             self.c.selective, kept["selective"].activation_bytes, kept["none"].activation_bytes
