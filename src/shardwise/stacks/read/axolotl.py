@@ -38,7 +38,7 @@ _LOST = {
     "flash_attn_rms_norm": _KERNELS, "flash_attn_cross_entropy": _KERNELS,
     "lora_target_parameters": "adapters of single parameters are not planned",
     "quantize_moe_experts": "stacked experts are stored as adapter.base says",
-    "activation_offloading": "activations stay on the device in Shardwise",
+    "activation_offloading": "read without it; set offload in [strategy] to activations",
     "auto_find_batch_size": "shardwise plan finds the batch instead",
     "ddp_find_unused_parameters": "every parameter must receive a gradient in Shardwise",
     "neftune_noise_alpha": "Shardwise adds no noise to embeddings",

@@ -237,8 +237,11 @@ def _read_offload(zero: Mapping[str, object], reading: Reading) -> None:
     if reading.strategy["kind"] == "ddp":
         reading.lose("offload", "Shardwise offloads sharded states only")
         return
-    reading.given(" and ".join(names[part] for part in used), {"offload": True})
-    if len(used) == 1:
+    inner = any(reading.strategy.get(axis, 1) != 1 for axis in ("tensor", "context"))
+    alone = [*used] == ["optimizer"] and not inner
+    offload = "optimizer" if alone else True
+    reading.given(" and ".join(names[part] for part in used), {"offload": offload})
+    if len(used) == 1 and not alone:
         reading.lose(
             "offload",
             "Shardwise offloads parameters, gradients and optimizer states together, not only the "

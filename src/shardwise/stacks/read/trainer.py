@@ -52,7 +52,7 @@ _LOST = {
     "neftune_noise_alpha": "Shardwise adds no noise to embeddings",
     "accelerator_config": "Shardwise has no counterpart",
     "lora_target_parameters": "adapters of single parameters are not planned",
-    "activation_offloading": "activations stay on the device in Shardwise",
+    "activation_offloading": "read without it; set offload in [strategy] to activations",
 }
 # TRL's names, new and old, for the tokens per sequence.
 _SEQ_LEN = ("max_length", "max_seq_length")

@@ -196,7 +196,7 @@ def _fsdp(run: RunSpec) -> dict[str, Any]:
         "fsdp_reshard_after_forward": strategy.reshard_after_forward is not False,
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        "fsdp_offload_params": strategy.offload,
+        "fsdp_offload_params": strategy.offloads("parameters"),
         "fsdp_activation_checkpointing": strategy.recompute not in ("none", 0.0),
         "fsdp_cpu_ram_efficient_loading": False,
     }

@@ -122,7 +122,7 @@ def _fsdp(run: RunSpec, recomputes: bool) -> dict[str, Any]:
         "reshard_after_forward": strategy.reshard_after_forward is not False,
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "state_dict_type": "SHARDED_STATE_DICT",
-        "cpu_offload": strategy.offload,
+        "cpu_offload": strategy.offloads("parameters"),
         "activation_checkpointing": recomputes,
         "cpu_ram_efficient_loading": False,
     }

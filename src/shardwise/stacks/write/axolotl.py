@@ -149,7 +149,7 @@ def _fsdp(run: RunSpec) -> dict[str, Any]:
         "reshard_after_forward": strategy.reshard_after_forward is not False,
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "state_dict_type": "SHARDED_STATE_DICT",
-        "offload_params": strategy.offload,
+        "offload_params": strategy.offloads("parameters"),
         "activation_checkpointing": recompute_all_or_none(strategy) == "full",
         "cpu_ram_efficient_loading": False,
     }

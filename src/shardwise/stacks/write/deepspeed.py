@@ -65,6 +65,11 @@ _RULES = (
         "model.gradient_checkpointing_enable() recomputes every block: recompute {recompute}",
     ),
     Rule(
+        ("offload",),
+        "below stage 3 only the optimizer can be offloaded, and activations stay on the device "
+        "unless deepspeed.checkpointing keeps them on the CPU; it runs offload {offload}",
+    ),
+    Rule(
         ("ddp_bucket_mib",),
         "DeepSpeed all-reduces after the backward, in buckets of its own",
     ),
@@ -184,9 +189,10 @@ def _zero(run: RunSpec) -> dict[str, Any]:
             table["zero_hpz_partition_size"] = strategy.shard
         elif isinstance(group, int) and not isinstance(group, bool):
             table["zero_hpz_partition_size"] = group
-    if strategy.offload:
+    moves = strategy.offloads("parameters")
+    if moves or (strategy.offloads("optimizer") and stage):
         table["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-        if stage == 3:
+        if moves and stage == 3:
             table["offload_param"] = {"device": "cpu", "pin_memory": True}
     return table
 
@@ -260,11 +266,6 @@ def _other_differences(run: RunSpec) -> list[Difference]:
             "optimizer step instead of in the forward",
             about="Parameters",
         )
-        if run.strategy.offload:
-            differences.add(
-                "below stage 3 only the optimizer is offloaded; parameters stay on the device",
-                about="offload",
-            )
     if stage == 3:
         differences.add(
             "stage 3 gathers module by module; it keeps up to 1e9 parameters gathered "

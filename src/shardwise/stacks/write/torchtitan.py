@@ -254,7 +254,7 @@ def _training(run: RunSpec, train: TrainSettings) -> dict[str, Any]:
         "dtype": _DTYPES.get(strategy.master_dtype, "float32"),
         "mixed_precision_param": _DTYPES.get(strategy.param_dtype, "bfloat16"),
         "mixed_precision_reduce": "float32",
-        "enable_cpu_offload": strategy.offload,
+        "enable_cpu_offload": strategy.offloads("parameters"),
         # Graphs would keep memory that the plan does not count.
         "disable_cuda_graphs": True,
     }

@@ -89,7 +89,7 @@ def _parallel(run: RunSpec) -> dict[str, object]:
         "HEAD_REPEATS": _head_repeats(run),
         "SEQUENCE_PARTS": strategy.context,
         "PLACES": _places(run),
-        "OFFLOAD": strategy.offload,
+        "OFFLOAD": strategy.offloads("parameters"),
         "RECOMPUTE": recompute,
         "COMPILE": strategy.compile,
         "CHUNKED_LOSS": strategy.loss != "plain",
@@ -147,7 +147,7 @@ def _loop(run: RunSpec) -> dict[str, object]:
     """Choices about the training loop."""
     train, strategy = train_of(run), run.strategy
     backend = "gloo" if on_cpu(run) else "nccl"
-    if strategy.offload and not on_cpu(run):
+    if strategy.offloads("parameters") and not on_cpu(run):
         # The norm of offloaded gradients is reduced on CPUs.
         backend = "cpu:gloo,cuda:nccl"
     return {

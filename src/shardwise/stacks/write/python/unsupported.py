@@ -27,6 +27,12 @@ def unsupported_by_step(run: RunSpec) -> tuple[str, ...]:
     found = [*_model(run), *_data(run)]
     if run.strategy.split_root:
         found.append("split_root = true: embedding and head are gathered with the root, all step.")
+    if run.strategy.states is not None:
+        found.append("states = bf16+stochastic: updates are rounded to nearest.")
+    if run.strategy.offloads("optimizer"):
+        found.append("offload = optimizer: its states and master weights stay on the device.")
+    if run.strategy.offloads("activations"):
+        found.append("offload = activations: they stay on the device.")
     if run.strategy.context > 1 and run.strategy.context_method == "ring":
         found.append("context_method = ring: the script exchanges heads for tokens (Ulysses).")
     if run.strategy.attention not in (None, "sdpa"):
