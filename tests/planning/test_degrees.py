@@ -203,7 +203,7 @@ def test_cards_without_peer_to_peer_are_not_divided_unless_asked_for() -> None:
     assert (warning.link_rate, warning.divided) == (32e9, False)
     assert warning.host_rate == figure("through_host") * 32e9
     offered = [one for one in found.tips if isinstance(one, Alternative)]
-    assert {one.change for one in offered} == {"optimizer", "adapter", "offload"}
+    assert {one.change for one in offered} == {"optimizer", "adapter", "states", "offload"}
     assert all(one.needed_bytes <= found.limit_bytes for one in offered)
     speeds = [one.tokens_per_s for one in offered]
     assert speeds == sorted(speeds, reverse=True)

@@ -262,7 +262,9 @@ def check_limits(plan: Plan, winner: Candidate, reason: Reason) -> bool:
                 other = price_one(plan.problem._replace(job=job), plan.units, strategy)
                 assert reason.needed_bytes == pytest.approx(other.needed_bytes)
                 assert reason.tokens_per_s == pytest.approx(other.tokens_per_s)
-            assert strategy.offload == (change == "offload") == (reason.host_bytes is not None)
+            offloads = bool(strategy.offload)
+            assert offloads == (change == "offload") == (reason.host_bytes is not None)
+            assert (strategy.states is not None) == (change == "states")
             assert value in words
         case OtherParallelism():
             check_untried(plan, winner)

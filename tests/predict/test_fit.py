@@ -75,8 +75,8 @@ def test_smaller_groups_are_offered_where_padding_is_what_breaks_it() -> None:
 
 def test_offload_is_the_last_resort_and_names_its_price() -> None:
     ways = ways_for(describe_run("llama-3-8b", "1xH100-SXM"))
-    assert ways[0].options == "--strategy zero3 --offload"
-    # 16 bytes a parameter move to the host.
+    assert ways[0].options == "--offload-optimizer"
+    # 16 bytes a parameter are on the host: master weights, gradients and two moments.
     assert ways[0].host_bytes == 16 * 8_030_261_248
     with_room = ways_for(describe_run("llama-3-70b", "8x8xH100-SXM", "zero2"))
     assert all(way.host_bytes == 0 for way in with_room)

@@ -60,12 +60,16 @@ class HostOptimizer(torch.optim.Optimizer):
         """
         pinned = is_accelerator(parameter.device)
         whole = parameter.detach()
-        like = {"dtype": dtype, "device": "cpu", "memory_format": torch.preserve_format}
-        master = torch.empty_like(whole, pin_memory=pinned, **like)  # type: ignore[call-overload]
+        like: dict[str, Any] = {
+            "dtype": dtype,
+            "device": "cpu",
+            "memory_format": torch.preserve_format,
+        }
+        master = torch.empty_like(whole, pin_memory=pinned, **like)
         local: torch.Tensor = local_tensor(master)
         local.copy_(local_tensor(whole))
         local.grad = torch.empty_like(local, pin_memory=pinned)
-        kept = {name: torch.zeros_like(whole, **like) for name in states}  # type: ignore[call-overload]
+        kept = {name: torch.zeros_like(whole, **like) for name in states}
         if "exp_avg" in states:
             kept["step"] = torch.zeros((), dtype=torch.float32)
         self.state[parameter] = {**kept, "master": master}
@@ -77,7 +81,7 @@ class HostOptimizer(torch.optim.Optimizer):
         return state
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters, unless `found_inf` cancels it; waits for the device."""
         if is_cancelled(self.found_inf):
             return None

@@ -53,7 +53,8 @@ def make_low_bit(
         ) from None
     adamw = getattr(optim, _TORCHAO[kind])
     made: type[torch.optim.Optimizer] = type(adamw.__name__, (_LowBit, adamw), {})
-    optimizer = made(groups, bf16_stochastic_round=stochastic_seed is not None, **settings)
+    settings["bf16_stochastic_round"] = stochastic_seed is not None
+    optimizer = made(groups, **settings)
     optimizer.low_bit = LOW_BIT.get(kind)  # type: ignore[attr-defined]
     optimizer.stochastic_seed = stochastic_seed  # type: ignore[attr-defined]
     return optimizer

@@ -93,7 +93,9 @@ class _SavedOfBlock:
             self._last[key] = weakref.ref(copy)
             self._copies.append(self._last[key])
         copy.readers += 1
-        return _View(copy, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
+        return _View(
+            copy, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset())
+        )
 
     def unpack(self, saved: torch.Tensor | _View) -> torch.Tensor:
         """The saved tensor on its device; the first call brings back all that the block saved."""
@@ -115,7 +117,7 @@ class _Copy:
         storage = tensor.untyped_storage()
         self._storage, self._version = weakref.ref(storage), version_of(tensor)
         self._device = tensor.device
-        bytes_ = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)  # type: ignore[call-overload]
+        bytes_ = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
         pinned = is_accelerator(tensor.device)
         self._host: torch.Tensor | None = torch.empty(
             bytes_.shape, dtype=torch.uint8, pin_memory=pinned

@@ -12,6 +12,7 @@ from shardwise.spec.question import describe_run, read_base
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.settings import PlanSettings, RunSettings, keywords
+from shardwise.spec.states import parse_offload
 from shardwise.spec.strategy import Loss, Strategy
 from shardwise.step.profile import StepProfile
 
@@ -181,6 +182,8 @@ def plan_run(
     """
     from shardwise.planning.make import make_plan
 
+    # What is offloaded restricts the search, and may not suit the strategy that it starts from.
+    offload = parse_offload(settings.pop("offload", None))
     described = describe_run(model, cluster, run=run, planned=True, **settings)
     if for_stack is not None:
         from shardwise.planning.in_stack import with_software_of
@@ -189,11 +192,10 @@ def plan_run(
     described = _corrected_plan(described, run, measured)
     if run is not None and objective != "sequence":
         described = _with_batch_of(run, described)
-    asked = settings.get("offload") is not None
     problem, space = _searched(
         described,
         settings.get("loss"),
-        described.strategy.offload if asked else False,
+        offload,
         low_precision_reduce,
         batch_tolerance,
         for_stack,

@@ -277,6 +277,8 @@ def _compiled(problem: Problem, units: Units, winner: Candidate) -> Iterator[Rea
     """The gain of torch.compile for the winner, if it is not compiled and gains enough."""
     if winner.strategy.compile or not isinstance(problem.model, ModelSpec):
         return
+    if winner.strategy.offloads("activations"):
+        return
     other = price_one(problem, units, winner.strategy.but(compile=True))
     gain = other.tokens_per_s / winner.tokens_per_s - 1
     if gain > MIN_COMPILE_GAIN:

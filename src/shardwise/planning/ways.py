@@ -14,6 +14,7 @@ from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
 from shardwise.spec.optimizer import SMALLER
 from shardwise.spec.record import SpecError
+from shardwise.spec.states import offload_option
 from shardwise.spec.strategy import Loss, Strategy
 from shardwise.step.profile import Verdict
 
@@ -190,7 +191,10 @@ def _typed(base: Strategy, wanted: Strategy, cluster: ClusterSpec, job: Job) -> 
             continue  # follows from the global batch
         fields[name] = value
         text = str(value).lower() if isinstance(value, bool) else f"{value}"
-        options.append(option if name in _FLAGS else f"{option} {text}")
+        if name == "offload":
+            options.append(offload_option(wanted.offload))
+        else:
+            options.append(option if name in _FLAGS else f"{option} {text}")
     after = _resolved(start, fields, cluster, job)
     return _Tried(" ".join(options), after) if after is not None else None
 
@@ -250,11 +254,13 @@ def _candidates(
     yield from (x | all_ for x in loss for all_ in three)
     if not cluster.device.is_cpu and not strategy.offload:
         kind: Changes = {} if strategy.sharded else {"kind": "zero3", **_UNSET}
-        offload = {**kind, "offload": True}
-        yield offload
-        yield from (offload | r for r in (*loss, *recompute))
-        yield from (offload | b | r for b in batch[-1:] for r in recompute)
-        yield from (offload | x | r for x in loss for r in recompute)
+        # In the order of what they cost.
+        ways: list[Changes] = [{"offload": "optimizer"}, {**kind, "offload": True}]
+        for offload in ways:
+            yield offload
+            yield from (offload | r for r in (*loss, *recompute))
+            yield from (offload | b | r for b in batch[-1:] for r in recompute)
+            yield from (offload | x | r for x in loss for r in recompute)
 
 
 def _shardings(strategy: Strategy, cluster: ClusterSpec) -> Iterator[Changes]:

@@ -117,7 +117,8 @@ def padding_share(profile: StepProfile) -> float:
     """Share (0 to 1) of the sharded parameter memory that is padding of dimension 0."""
     shard = profile.strategy["shard"]
     held = profile.known_memory.terms["parameters"] * shard
-    real = profile.model["parameters"] * DTYPE_BYTES[profile.strategy["master_dtype"]]
+    kept = Strategy.read(profile.strategy).kept_dtype
+    real = profile.model["parameters"] * DTYPE_BYTES[kept]
     return 1 - real / held if held else 0.0
 
 
@@ -184,12 +185,12 @@ def _label(term: str, run: RunSpec) -> str:
     strategy, optimizer, adapter = run.strategy, run.job.optimizer, run.adapter
     parts = (strategy.mesh.states if strategy.sharded else 1) * strategy.tensor
     share = f"1/{parts} of all, " if parts > 1 else ""
-    stored = adapter.base if adapter else strategy.master_dtype
+    stored = adapter.base if adapter else strategy.kept_dtype
     kept = run.model.unquantised_experts if isinstance(run.model, ModelSpec) else None
     experts = f", experts {kept}" if kept else ""
     detail = {
         "parameters": f"{share}{stored}{experts}",
-        "gradients": f"{share}{strategy.master_dtype}",
+        "gradients": f"{share}{strategy.kept_dtype}",
         "optimizer": f"{share}{optimizer if optimizer in LOW_BIT else strategy.master_dtype}",
         "unsharded_parameters": strategy.param_dtype,
         "reduce_buffers": strategy.reduce_dtype,

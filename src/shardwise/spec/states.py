@@ -66,6 +66,14 @@ def read_offload(value: object) -> bool | str:
     return joined_offload(words)
 
 
+def parse_offload(value: object) -> bool | str:
+    """The canonical form of `offload`, false for None; SpecError if it cannot be read."""
+    try:
+        return read_offload(False if value is None else value)
+    except ValueError as error:
+        raise SpecError(f"offload: {error}") from None
+
+
 def joined_offload(parts: Iterable[str]) -> bool | str:
     """The canonical form of `offload` for a set of parts."""
     chosen = set(parts)

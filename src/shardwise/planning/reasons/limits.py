@@ -200,8 +200,8 @@ class Alternative(Reason):
 
     @property
     def asked(self) -> str:
-        """What to type: an option of `plan`, or for offload an `estimate` command."""
-        return f"shardwise estimate {self.option}" if self.change == "offload" else self.option
+        """What to type: an option of `plan`."""
+        return self.option
 
     def words(self, blocks: int | None = None) -> str:
         speed = f" ({compared_words(self.throughput)})" if self.throughput is not None else ""

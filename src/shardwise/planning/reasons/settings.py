@@ -24,6 +24,9 @@ class NoRecompute(Reason):
         return "No recompute: all activations fit."
 
 
+SAVES_COPIES = "Recompute: only inputs of blocks are copied to the host, which takes less time."
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recomputes(Reason):
     """Memory needed without recompute, and the share of the step that recompute takes."""
@@ -37,6 +40,8 @@ class Recomputes(Reason):
     share_of_step: float
 
     def words(self, blocks: int | None = None) -> str:
+        if self._saves_copies:
+            return SAVES_COPIES
         cost = f"recompute takes {share_words(self.share_of_step)} of the step"
         if self.needed_without_bytes > self.usable_bytes:
             return f"Without recompute it {self._shortfall()}; {cost}."
@@ -44,8 +49,16 @@ class Recomputes(Reason):
         return f"Recompute saves {show_memory(saved)}; {cost}."
 
     def brief(self, blocks: int | None = None) -> str:
+        if self._saves_copies:
+            return SAVES_COPIES
         cost = f"it takes {share_words(self.share_of_step)} of the step"
         return f"Without recompute: {self._shortfall()}; {cost}."
+
+    @property
+    def _saves_copies(self) -> bool:
+        """Whether offload makes room enough, so that recompute only saves copies to the host."""
+        fits = self.needed_without_bytes <= self.usable_bytes
+        return fits and self.strategy.offloads("activations")
 
     def _shortfall(self) -> str:
         return shortfall_words(self.needed_without_bytes, self.usable_bytes)
