@@ -72,7 +72,10 @@ def test_the_engine_does_what_is_predicted(case: Chosen, workers: Workers) -> No
     assert_agrees(workers, MODELS[case["model"]], strategy_of(case), SEQ_LEN)
 
 
-SETS = ("pairwise", *(f"pairwise_{one}" for one in ("adapters", "context", "tensor", "units")))
+SETS = (
+    "pairwise",
+    *(f"pairwise_{one}" for one in ("adapters", "context", "states", "tensor", "units")),
+)
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -80,7 +80,8 @@ def ways_to_fit(problem: Problem, strategy: Strategy, space: Space, units: Units
         # Smaller states change the arithmetic and offload is slow: only when nothing else fits.
         if not free and not space.for_stack:
             fitting = [*judged(wanted, *_with_smaller_states(alike, job))[:1], *fitting]
-        ways = (free or fitting)[:MOST_WAYS]
+        # More devices keep a place beside changes that are slow.
+        ways = free[:MOST_WAYS] or fitting[: MOST_WAYS - 1]
         if len(ways) < MOST_WAYS:
             for recompute in dict.fromkeys((strategy.recompute, "full")):
                 more = _on_more_devices(strategy.but(**unset, recompute=recompute), cluster, job)
