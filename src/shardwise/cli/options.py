@@ -69,8 +69,8 @@ PrecisionOption = Annotated[
     str | None,
     typer.Option(
         "--precision",
-        help="bf16, fp16 or fp32 for compute and all-gathers; or fp8, mxfp8 or nvfp4 for "
-        "products of linear layers (planning only). Default: bf16.",
+        help="bf16, fp16 or fp32 for compute and gathers; fp8, mxfp8 or nvfp4 for products of "
+        "linear layers (planning only). Default: bf16.",
         autocompletion=complete.words(*PRECISIONS),
     ),
 ]
@@ -78,8 +78,7 @@ StatesOption = Annotated[
     str | None,
     typer.Option(
         "--states",
-        help="fp32, bf16 or bf16+stochastic (updates rounded at random) for master weights and "
-        "states. Default: fp32.",
+        help="fp32, bf16 or bf16+stochastic (updates rounded at random). Default: fp32.",
         autocompletion=complete.words(*STATES),
     ),
 ]
@@ -155,8 +154,7 @@ StackOption = Annotated[
     typer.Option(
         "--for",
         metavar="STACK",
-        help="Search only what this stack can run: one of those of 'export --to'. Default: "
-        "everything Shardwise can run.",
+        help="Search only what this stack of 'export --to' can run. Default: what Shardwise can.",
         autocompletion=complete.stacks,
     ),
 ]

@@ -153,6 +153,8 @@ def whatif(
     from shardwise.planning.problem import Problem
     from shardwise.planning.whatif import study
 
+    if settings.get("offload"):
+        raise SpecError("offload: whatif searches without offload; ask plan for each value instead")
     described = describe_run(model, cluster, run=run, planned=True, **settings)
     problem = Problem(described.model, described.cluster, described.job, described.strategy)
     return {
