@@ -67,9 +67,7 @@ def plan(
     ] = None,
     current: Annotated[
         Path | None,
-        typer.Option(
-            help="What runs today, to compare with: a run.toml, or anything 'import' reads."
-        ),
+        typer.Option(help="Compare with this run.toml or stack's file."),
     ] = None,
     model: ModelOption = None,
     cluster: ClusterOption = None,
