@@ -39,9 +39,10 @@ def import_(
     if output is not None:
         check_output(output, suffix=".toml")
     found = read(file, model, cluster)
+    missing = [one.words(f"--{one.part}") for one in found.lacks]
     if output is not None:
-        if found.missing:
-            raise SpecError(list(found.missing))
+        if missing:
+            raise SpecError(missing)
         output.write_text(found.toml, encoding="utf-8")
     if as_json:
         print_json({"schema": 1, **found.imported.to_dict()})
@@ -51,5 +52,5 @@ def import_(
         for line in found.summary:
             echo(line)
         echo(f"Written to {output}. Compare with the best plan: shardwise plan {output}")
-    for sentence in found.missing:
+    for sentence in missing:
         echo(f"note: {sentence}", err=True)

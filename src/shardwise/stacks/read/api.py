@@ -7,15 +7,16 @@ from pathlib import Path
 
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.lookup import Model, find_cluster, find_model
-from shardwise.spec.record import Problems
+from shardwise.spec.record import Problems, SpecError
 from shardwise.spec.run import RunSpec
-from shardwise.stacks.outcomes import Outcome
+from shardwise.stacks.outcomes import Outcome, quoted
 from shardwise.stacks.read.imported import Imported
 from shardwise.stacks.read.imports import (
-    ask_for_cluster,
+    Missing,
     import_file,
     imported_cluster,
     imported_run,
+    missing_cluster,
     other_size,
 )
 from shardwise.stacks.read.summary import import_summary, imported_toml
@@ -29,8 +30,13 @@ class ImportedFile:
     imported: Imported
     # None if the model or the cluster is unknown.
     run: RunSpec | None
-    # One sentence for each of model and cluster that must still be given to get a run.
-    missing: tuple[str, ...]
+    # What must still be given to get a run: the model, the cluster, or both.
+    lacks: tuple[Missing, ...]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """One sentence for each of model and cluster that must still be given to get a run."""
+        return tuple(one.words(f"{one.part}=") for one in self.lacks)
 
     @property
     def toml(self) -> str:
@@ -61,8 +67,8 @@ def import_(
         file: A YAML of accelerate, TRL, axolotl or LLaMA-Factory, a DeepSpeed JSON,
             TrainingArguments or SFTConfig (JSON, YAML or script), or a Python script with FSDP or
             DDP.
-        model: As in `estimate`. Without it, or without a cluster, there is no run, only
-            sections.
+        model: As in `estimate`. Default: that of the file, if the file names one. Without it, or
+            without a cluster, there is no run, only sections.
         cluster: As in `estimate`. Default: that of the file, if the file determines it (only one
             for CPUs with a number of processes does).
 
@@ -76,12 +82,15 @@ def import_(
     path = Path(file)
     imported = import_file(path)
     where = cluster or imported_cluster(imported)
-    missing = [] if model else ["model: the file does not name it; give --model, such as gpt2"]
-    missing += [] if where else [ask_for_cluster(imported)]
+    lacks = [] if where else [missing_cluster(imported)]
     problems = Problems()
     chosen_model = chosen_cluster = run = None
-    with problems.collect():
-        chosen_model = find_model(model) if isinstance(model, str) else model
+    if model is None:
+        chosen_model, unnamed = _named_model(imported, look_up=where is not None)
+        lacks = [*unnamed, *lacks]
+    else:
+        with problems.collect():
+            chosen_model = find_model(model) if isinstance(model, str) else model
     with problems.collect():
         chosen_cluster = find_cluster(where) if isinstance(where, str) else where
     problems.raise_if_any()
@@ -90,4 +99,17 @@ def import_(
     difference = other_size(imported, chosen_cluster) if chosen_cluster is not None else None
     if difference is not None:
         imported = imported._replace(outcomes=(*imported.outcomes, Outcome("lost", why=difference)))
-    return ImportedFile(path.name, imported, run, tuple(missing))
+    return ImportedFile(path.name, imported, run, tuple(lacks))
+
+
+def _named_model(imported: Imported, look_up: bool) -> tuple[Model | None, list[Missing]]:
+    """The model that a file names, and what is missing; with `look_up`, the name is looked up."""
+    if imported.model is None:
+        return None, [Missing("model", "the file does not name it", "gpt2")]
+    if not look_up:
+        return None, []
+    try:
+        return find_model(imported.model), []
+    except SpecError as error:
+        why = f"the file names {quoted(imported.model)}, which cannot be read ({error.problems[0]})"
+        return None, [Missing("model", why, "gpt2")]

@@ -19,6 +19,7 @@ from shardwise.stacks.read.imported import (
     section,
     whole,
 )
+from shardwise.stacks.read.model_name import set_model
 from shardwise.stacks.read.packed import set_packing
 from shardwise.stacks.read.trainer import as_given, read_deepspeed
 from shardwise.stacks.table import keys_of, read_rows
@@ -252,4 +253,4 @@ def _others(table: Mapping[str, object], reading: Reading) -> None:
         value = table.get(key)
         if value is True or (key in table and value not in _NOTHING):
             reading.lose(key, why)
-    reading.remark(f"base_model is {quoted(table['base_model'])}: give --model.")
+    set_model(reading, table, "base_model")

@@ -30,6 +30,8 @@ class Imported(NamedTuple):
     data: dict[str, object]
     # Such as "DPO"; None if training seems to be supervised.
     objective: str | None = None
+    # The name on a hub or the folder of the model; None if the file does not name it.
+    model: str | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -51,7 +53,8 @@ class Imported(NamedTuple):
 class Reading:
     """Collects fields of a run while a file is read.
 
-    A strategy field is named alone, any other with its section, such as `job.seq_len`.
+    A strategy field is named alone, any other with its section, such as `job.seq_len`; the name of
+    the model is `model`.
     """
 
     def __init__(self, what: str) -> None:
@@ -61,6 +64,7 @@ class Reading:
         self.train: dict[str, object] = {}
         self.adapter: dict[str, object] = {}
         self.data: dict[str, object] = {}
+        self.model: str | None = None
         self.processes: int | None = None
         self.machines = 1
         self.cpu = False
@@ -70,6 +74,9 @@ class Reading:
 
     def set(self, name: str, value: object) -> None:
         """Set a field without a note."""
+        if name == "model":
+            self.model = str(value)
+            return
         section, _, field = name.rpartition(".")
         getattr(self, section or "strategy")[field] = value
 
@@ -155,6 +162,7 @@ class Reading:
             outcomes=tuple(first.values()),
             adapter=self.adapter,
             data=self.data,
+            model=self.model,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.cluster import ClusterSpec
@@ -199,16 +199,29 @@ def imported_cluster(imported: Imported) -> str | None:
     return f"{imported.machines}x{imported.processes // imported.machines}xCPU"
 
 
-def ask_for_cluster(imported: Imported) -> str:
-    """A sentence that asks the user for the cluster, with an example."""
+class Missing(NamedTuple):
+    """A part of a run that a file does not settle, so that the user must give it."""
+
+    part: Literal["model", "cluster"]
+    why: str
+    example: str
+
+    def words(self, option: str) -> str:
+        """The sentence that asks for the part by an option, such as --model or model=."""
+        return f"{self.part}: {self.why}; give {option}, such as {self.example}"
+
+
+def missing_cluster(imported: Imported) -> Missing:
+    """What the file says about the cluster, which it does not settle, with an example."""
     count = imported.processes
     if count is None:
-        return "cluster: the file does not say on what it runs; give --cluster, such as 8xH100-SXM"
+        return Missing("cluster", "the file does not say on what it runs", "8xH100-SXM")
     per_node = max(1, count // imported.machines)
-    example = f"{imported.machines}x{per_node}xH100-SXM"
-    return (
-        f"cluster: the file runs {count} processes but does not name their device; give --cluster, "
-        f"such as {example}{'@400Gbps' if imported.machines > 1 else ''}"
+    network = "@400Gbps" if imported.machines > 1 else ""
+    return Missing(
+        "cluster",
+        f"the file runs {count} processes but does not name their device",
+        f"{imported.machines}x{per_node}xH100-SXM{network}",
     )
 
 

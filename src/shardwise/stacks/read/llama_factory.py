@@ -12,6 +12,7 @@ from shardwise.stacks.outcomes import UNSAID, quoted
 from shardwise.stacks.read import known_keys
 from shardwise.stacks.read.adapters import LoraKeys, Quantisation, set_base, set_lora, set_master
 from shardwise.stacks.read.imported import Imported, Reading, flag, whole
+from shardwise.stacks.read.model_name import set_model
 from shardwise.stacks.read.packed import set_packing
 from shardwise.stacks.read.trainer import read_arguments
 
@@ -85,9 +86,7 @@ def read(table: Mapping[str, object]) -> Imported:
     for key, why in _LOST.items():
         if given.get(key):
             reading.lose(key, why)
-    if given.get("model_name_or_path"):
-        model = quoted(given["model_name_or_path"])
-        reading.remark(f"model_name_or_path is {model}: give --model.")
+    set_model(reading, given, "model_name_or_path")
     return reading.done()
 
 
@@ -109,8 +108,9 @@ def _lengths(table: Mapping[str, object], reading: Reading) -> None:
     """Read the sequence length."""
     length = whole(table, "cutoff_len")
     if length is None:
-        reading.default("cutoff_len", {}, _SEQ_LEN)
-    reading.given("cutoff_len", {"job.seq_len": length or _SEQ_LEN})
+        reading.default("cutoff_len", {"job.seq_len": _SEQ_LEN}, _SEQ_LEN)
+    else:
+        reading.given("cutoff_len", {"job.seq_len": length})
 
 
 def _trained(table: Mapping[str, object], reading: Reading) -> None:

@@ -16,7 +16,8 @@ def imported_toml(imported: Imported, name: str, run: RunSpec | None) -> str:
     comments = import_summary(imported, name)
     if run is not None:
         return write_run(run, comments)
-    found = {
+    found: dict[str, object] = {
+        "model": imported.model,
         "adapter": imported.adapter,
         "strategy": imported.strategy,
         "job": imported.job,

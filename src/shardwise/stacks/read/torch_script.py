@@ -8,6 +8,7 @@ from shardwise.spec.record import SpecError
 from shardwise.stacks.outcomes import UNSAID, quoted
 from shardwise.stacks.read import fsdp1, torchtitan, trainer_script
 from shardwise.stacks.read.imported import Imported, Reading, list_unknown, set_optimizer
+from shardwise.stacks.read.model_name import set_model_of_script
 from shardwise.stacks.read.objective import objective_of_script
 from shardwise.stacks.read.source import DIFFERS, Call, Script, Symbol, Unknown, shown, why_not
 from shardwise.stacks.read.torch_axes import read_axes
@@ -90,6 +91,7 @@ def _read(script: Script) -> Imported:
     _precision(script, reading)
     _loop(script, reading)
     _accumulation(script, reading)
+    set_model_of_script(script, reading)
     return reading.done()
 
 

@@ -26,6 +26,7 @@ from shardwise.stacks.read.imported import (
     section,
     whole,
 )
+from shardwise.stacks.read.model_name import set_model
 from shardwise.stacks.read.objective import objective_of_table
 from shardwise.stacks.read.packed import set_packing
 from shardwise.stacks.table import Table, but, defaults_of, keys_of, lost, read_rows
@@ -157,6 +158,7 @@ def read(
     set_master(reading, loaded_dtype(reading, table.get("dtype") or table.get("torch_dtype")))
     set_packing(reading, table, "packing")
     read_attention(table, reading)
+    set_model(reading, table, "model_name_or_path")
     return reading.done()._replace(objective=objective_of_table(table))
 
 

@@ -17,6 +17,7 @@ from shardwise.stacks.read.adapters import (
     set_master,
 )
 from shardwise.stacks.read.imported import Imported, Reading, list_unknown
+from shardwise.stacks.read.model_name import set_model_of_script
 from shardwise.stacks.read.objective import CONFIGS
 from shardwise.stacks.read.packed import set_packing
 from shardwise.stacks.read.source import Call, Script, Symbol, Unknown, shown, why_not
@@ -77,6 +78,7 @@ def read(script: Script) -> Imported:
     )
     read_model(script, reading)
     set_packing(reading, table, "packing")
+    set_model_of_script(script, reading)
     for key in ("use_peft", "load_in_4bit", "load_in_8bit"):
         if table.get(key) and not reading.adapter:
             reading.lose(key, "no LoraConfig is in this script; set adapter")
