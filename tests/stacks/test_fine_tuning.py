@@ -280,10 +280,10 @@ def test_llama_factory_is_read() -> None:
 @pytest.mark.parametrize(
     ("read", "table", "named"),
     [
-        (axolotl.read, {"base_model": "x", "rl": "dpo"}, "rl"),
+        (axolotl.read, {"base_model": "x", "rl": "kto"}, "rl"),
         (axolotl.read, {"base_model": "x", "adapter": "llama-adapter"}, "adapter"),
         (axolotl.read, {"base_model": "x", "adapter": "lora", "lora_r": 0}, "lora_r"),
-        (llama_factory.read, {"stage": "dpo"}, "stage"),
+        (llama_factory.read, {"stage": "kto"}, "stage"),
         (llama_factory.read, {"finetuning_type": "oft"}, "finetuning_type"),
         (llama_factory.refuse_version_1, {"model": "x"}, "v1"),
     ],

@@ -579,7 +579,7 @@ args = {name}Config(per_device_train_batch_size=2, beta=0.1)
 {name}Trainer(model, args=args)
 """
 OBJECTIVES = {
-    "dpo.py": (TRL_SCRIPT.format(name="DPO"), "DPO"),
+    "rloo.py": (TRL_SCRIPT.format(name="RLOO"), "RLOO"),
     "grpo.py": (TRL_SCRIPT.format(name="GRPO"), "GRPO"),
     "reward.py": (TRL_SCRIPT.format(name="Reward"), "reward modelling"),
     "fsdp.py": (HEAD + "FSDP(model)\nKTOTrainer(model)", "KTO"),

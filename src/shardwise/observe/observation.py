@@ -15,7 +15,7 @@ from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.read_file import read_json
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, read_run
-from shardwise.units.load import load_units
+from shardwise.units.load import job_units
 from shardwise.units.unit import ModelUnits
 
 
@@ -91,7 +91,7 @@ def read_shares(folder: Path) -> tuple[float, float] | None:
 def units_of(run: RunSpec) -> ModelUnits:
     """The units of a run's model, with `blocks_per_unit` blocks in each FSDP unit."""
     strategy = run.strategy
-    units = load_units(run.model, run.job.seq_len, strategy)
+    units = job_units(run.model, run.job, strategy)
     return units.grouped(strategy.blocks_per_unit)
 
 

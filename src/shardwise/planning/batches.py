@@ -92,6 +92,9 @@ def batches(
     UnevenBatchError if there are none, and SpecError if devices get less than one sequence.
     """
     wanted = sequences_wanted(job, cluster)
+    if micro_batches is not None:
+        # An example is not divided.
+        micro_batches = [-(-size // job.example) * job.example for size in micro_batches]
     if wanted is None:
         return [Batch(size, 1) for size in micro_batches or usual_sizes(job, cluster)]
     if wanted < LEAST_SEQUENCES:
@@ -108,7 +111,8 @@ def batches(
             "at one sequence each: tensor and context parallelism cannot divide this model further"
         )
     largest = min(math.ceil(wanted * (1 + tolerance)), LARGEST_MICRO_BATCH)
-    found = [_closest(size, wanted) for size in micro_batches or range(1, largest + 1)]
+    sizes = micro_batches or range(job.example, largest + 1, job.example)
+    found = [_closest(size, wanted) for size in sizes]
     found = [batch for batch in found if batch.accumulate <= LARGEST_ACCUMULATION]
     closest = min(batch.deviation for batch in found)
     if closest > tolerance + 1e-9:
@@ -120,7 +124,8 @@ def usual_sizes(job: Job, cluster: ClusterSpec) -> list[int]:
     """The micro-batches to try without a requested batch, in sequences per device."""
     tokens = min(USUAL_MICRO_BATCH, USUAL_BATCH // cluster.devices)
     most = min(tokens // job.seq_len, LARGEST_MICRO_BATCH)
-    return [size for size in range(1, most + 1) if is_round(size)] or [1]
+    step = job.example
+    return [size for size in range(step, most + 1, step) if is_round(size)] or [step]
 
 
 def is_round(size: int) -> bool:

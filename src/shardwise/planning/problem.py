@@ -16,7 +16,7 @@ from shardwise.spec.job import Job
 from shardwise.spec.lookup import Model, ModuleRef
 from shardwise.spec.strategy import Strategy
 from shardwise.units.division import Division
-from shardwise.units.load import load_units
+from shardwise.units.load import job_units
 from shardwise.units.unit import ModelUnits
 
 # The bandwidth between nodes, and inside a node.
@@ -69,8 +69,7 @@ class Units:
         key = self.key(strategy)
         if key not in self._made:
             if strategy.blocks_per_unit == 1:
-                seq_len = self._problem.job.seq_len
-                units = load_units(self._problem.model, seq_len, strategy)
+                units = job_units(self._problem.model, self._problem.job, strategy)
                 along_rows = self._problem.along_rows
                 self._made[key] = units.sharded_along_rows() if along_rows else units
             else:

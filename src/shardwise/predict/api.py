@@ -8,7 +8,7 @@ from shardwise.predict.estimate import price
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
 from shardwise.step.profile import StepProfile
-from shardwise.units.load import load_units
+from shardwise.units.load import job_units
 
 if TYPE_CHECKING:
     from shardwise.step.spans import Timeline
@@ -19,7 +19,7 @@ def estimate_run(run: RunSpec, *, along_rows: bool = False) -> StepProfile:
 
     `along_rows` is for stacks that shard every tensor along its rows, which pads stacked experts.
     """
-    units = load_units(run.model, run.job.seq_len, run.strategy)
+    units = job_units(run.model, run.job, run.strategy)
     units = units.sharded_along_rows() if along_rows else units
     origin = "formulas" if isinstance(run.model, ModelSpec) else "traced module"
     return price(units, run.strategy, run.cluster, run.job, origin)
@@ -29,5 +29,5 @@ def replay_run(run: RunSpec) -> Timeline | None:
     """Simulate one step, stream by stream; None if the cluster's rates are unknown."""
     from shardwise.predict.replay import replay
 
-    units = load_units(run.model, run.job.seq_len, run.strategy)
+    units = job_units(run.model, run.job, run.strategy)
     return replay(units, run.strategy, run.cluster, run.job)

@@ -10,7 +10,7 @@ from shardwise.predict.configurations import Configurations
 from shardwise.predict.intervals import Regime, error_interval, regime_of
 from shardwise.predict.kernels import check_attention, check_products
 from shardwise.predict.memory import Memory, predict_memory, sum_terms
-from shardwise.predict.program.events import PHASES
+from shardwise.predict.program.events import PHASES, RARE_TERMS
 from shardwise.predict.time import Times, predict_time
 from shardwise.predict.traffic import predict_traffic
 from shardwise.predict.work import MFU_CONVENTION, predict_work
@@ -74,7 +74,11 @@ def price(
             # Bits per second and device, one way; absent where none is known.
             **({"network_gbps": cluster.network * 8 / 1e9} if cluster.network else {}),
         },
-        job={"seq_len": job.seq_len, "optimizer": job.optimizer},
+        job={
+            "seq_len": job.seq_len,
+            "optimizer": job.optimizer,
+            **({"method": job.method} if job.method else {}),
+        },
         strategy=strategy.model_dump(mode="json", exclude={"within_node"}),
         memory=weighed,
         traffic=traffic_of(grouped, strategy),
@@ -253,7 +257,11 @@ def verdict(peak_bytes: int, device: DeviceSpec, pooled: int = 0) -> Verdict:
 def _memory_profile(memory: Memory, cluster: ClusterSpec) -> MemoryProfile:
     """The memory profile of the first row: verdict, limits, and bytes by term and by phase."""
     device = cluster.device
-    terms = {term: round(size) for term, size in memory.terms_at_peak().items()}
+    terms = {
+        term: round(size)
+        for term, size in memory.terms_at_peak().items()
+        if size or term not in RARE_TERMS
+    }
     phases = {phase: round(float(sum_terms(memory.phases[phase])[0])) for phase in PHASES}
     host = round(float(memory.host_bytes[0]))
     if device.is_cpu:

@@ -106,7 +106,9 @@ def memory_of(steps: Steps, *, by_term: bool = True) -> Memory:
             phase: dict(zip(names, ledger, strict=True))
             for phase, ledger in zip(PHASES, found, strict=True)
         },
-        host_bytes=sizes.host_state_bytes + sizes.host_activation_bytes,
+        host_bytes=sizes.host_state_bytes
+        + sizes.host_activation_bytes
+        + np.where(c.offload, sizes.reference_bytes, 0.0),
         streams=c.sharded & (c.shard > 1),
         gather_bytes=largest,
     )

@@ -27,9 +27,13 @@ class Work(NamedTuple):
 
 
 def model_flops_per_token(units: ModelUnits) -> float:
-    """FLOPs per token of one forward and backward, without recomputation, over all devices."""
+    """FLOPs per token of one forward and backward, without recomputation, over all devices.
+
+    With a reference model also its forward.
+    """
+    forwards = 1 if units.reference is None else 2
     # Each device of a tensor group computes a part.
-    return units.division.tensor * (units.forward_flops() + units.backward_flops())
+    return units.division.tensor * (forwards * units.forward_flops() + units.backward_flops())
 
 
 def predict_work(units: ModelUnits, c: Configurations) -> Work:

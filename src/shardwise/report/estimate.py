@@ -24,6 +24,7 @@ from shardwise.spec.strategy import Strategy
 from shardwise.spec.strategy_words import (
     arithmetic_words,
     compile_words,
+    method_words,
     package_words,
     run_words,
 )
@@ -57,7 +58,11 @@ def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -
             f"Note: {run.cluster.device.name} has no fast {strategy.param_dtype}. Try --precision "
             "fp16 or fp32."
         )
-    for note in (*arithmetic_words(strategy, run.job.optimizer), package_words(strategy)):
+    for note in (
+        method_words(run.job, strategy),
+        *arithmetic_words(strategy, run.job.optimizer),
+        package_words(strategy),
+    ):
         if note:
             out.print(note)
     out.print()

@@ -48,7 +48,12 @@ from shardwise.report.plan_words import (
     three_reasons,
 )
 from shardwise.report.screen import bullet, heading, paragraph, screen, terminal_table
-from shardwise.spec.strategy_words import arithmetic_words, compile_words, package_words
+from shardwise.spec.strategy_words import (
+    arithmetic_words,
+    compile_words,
+    method_words,
+    package_words,
+)
 from shardwise.step.memory_words import show_memory
 from shardwise.step.profile import StepProfile
 from shardwise.step.words import COLOURS, VERDICTS
@@ -199,6 +204,7 @@ def print_recommended(
             paragraph(out, _said(reason, brief))
     for note in (
         cost_words(plan.budget, winner.tokens_per_s, problem.cluster),
+        method_words(problem.job, winner.strategy),
         *arithmetic_words(winner.strategy, problem.job.optimizer),
         package_words(winner.strategy),
         compile_words(winner.strategy, problem.model, problem.cluster),

@@ -38,10 +38,10 @@ def describe_run(
 ) -> RunSpec:
     """Combine names, a run.toml and single settings into a resolved run.
 
-    `settings` are fields of Strategy; values may be text, as on a command line. With `planned`, the
-    strategy is only the starting point of a plan. Without `resolved`, degrees that are not set stay
-    open, for clusters of several sizes. `lookup` reads names. Raises one SpecError that lists every
-    problem.
+    `settings` are fields of Strategy and other fields of Job; values may be text, as on a command
+    line. With `planned`, the strategy is only the starting point of a plan. Without `resolved`,
+    degrees that are not set stay open, for clusters of several sizes. `lookup` reads names. Raises
+    one SpecError that lists every problem.
     """
     base = read_base(run, {"model": model, "cluster": cluster})
     problems = Problems()
@@ -62,9 +62,10 @@ def describe_run(
         problems.found.append("model: is required, such as --model llama-3-8b")
     if chosen_cluster is None and cluster is None:
         problems.found.append("cluster: is required, such as --cluster 8xH100-SXM")
+    of_job = {name: settings.pop(name) for name in Job.model_fields if name in settings}
     dtypes = _dtypes(precision, states, problems)
     chosen_strategy = _strategy(strategy, dtypes, settings, base, chosen_cluster, problems)
-    given = {"seq_len": seq_len, "global_batch": global_batch, "optimizer": optimizer}
+    given = {"seq_len": seq_len, "global_batch": global_batch, "optimizer": optimizer, **of_job}
     job = _job(given, settings.get("accumulate"), base, chosen_model, problems)
     problems.raise_if_any()
     assert chosen_model is not None

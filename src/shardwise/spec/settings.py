@@ -13,6 +13,7 @@ from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, cast
 
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.dtype import DType, LinearDType
+from shardwise.spec.job import Method
 from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.record import did_you_mean
 from shardwise.spec.states import States
@@ -30,6 +31,9 @@ class JobSettings(TypedDict, total=False):
     seq_len: int | str | None
     global_batch: int | str | None
     optimizer: Optimizer | None
+    method: Method | None
+    reference: bool | None
+    generation_memory: int | str | None
 
 
 class FixedSettings(TypedDict, total=False):

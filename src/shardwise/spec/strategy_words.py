@@ -13,6 +13,7 @@ from shardwise.spec.catalogue import figure
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DTYPE_BYTES
 from shardwise.spec.fused_loss import LOSS_KERNELS, PACKAGES
+from shardwise.spec.job import Job
 from shardwise.spec.mesh import Mesh
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.optimizer import LOW_BIT, Optimizer
@@ -120,6 +121,7 @@ def run_words(run: RunSpec) -> str:
         (own if own == master else f"{own} over {master}") + stochastic,
         _low_bits(strategy),
         job.optimizer,
+        _method(job),
         _loss(strategy),
         f"{strategy.attention} attention" if strategy.attention else "",
         _inside(strategy),
@@ -131,6 +133,35 @@ def run_words(run: RunSpec) -> str:
         "torch.compile" if strategy.compile else "",
         offload_words(strategy.offload),
     )
+
+
+def _method(job: Job) -> str:
+    """The training method, with whether a reference model runs; empty for a language model."""
+    if job.method is None:
+        return ""
+    reference = "with a reference model" if job.has_reference else "without a reference model"
+    return f"{job.method.upper()} {reference}"
+
+
+def method_words(job: Job, strategy: Strategy) -> str:
+    """A sentence on what a training method adds to a step; empty for a language model."""
+    if job.method == "dpo":
+        frozen = (
+            ", and the forward of a frozen reference model is part of the step"
+            if job.has_reference
+            else ", without a reference model in the step"
+        )
+        pairs = strategy.micro_batch // 2
+        return (
+            f"DPO: a micro-batch of {strategy.micro_batch} sequences is {pairs} "
+            f"pair{'s' * (pairs != 1)}{frozen}. No DPO run was fitted."
+        )
+    if job.method == "grpo":
+        return (
+            "GRPO: this is the step of the trainer; generating and scoring answers takes time that "
+            "is not in it, and memory only as generation_memory says. No GRPO run was fitted."
+        )
+    return ""
 
 
 def compile_words(strategy: Strategy, model: object, cluster: ClusterSpec) -> str:

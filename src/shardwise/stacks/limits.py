@@ -39,7 +39,8 @@ def _trained(run: RunSpec, stack: str) -> RunSpec:
     if trains(stack, run.job.optimizer, run.strategy):
         return run
     cluster, dtype = run.cluster, run.strategy.param_dtype
-    replicated = Strategy(kind="single" if cluster.devices == 1 else "ddp", param_dtype=dtype)
+    kind = "single" if cluster.devices == 1 else "ddp"
+    replicated = Strategy(kind=kind, param_dtype=dtype, micro_batch=run.job.example)
     return run._replace(strategy=replicated.resolve(cluster.devices, cluster.devices_per_node))
 
 
@@ -52,14 +53,16 @@ class StackLimits:
         Raises:
             SpecError: The stack cannot train the model, or lacks the optimizer.
         """
+        self._run = run
+        run = run._replace(strategy=self._of_examples(run.strategy))
         exported = export_run(_trained(run, stack), stack)
         if "job.optimizer" in exported.changed:
             raise SpecError(unknown_optimizer(run, stack))
         self.stack = stack
-        self._run = run
         self.applied = cache(self._applied)
         kind = "single" if run.cluster.devices == 1 else "zero3"
-        start = Strategy(kind=kind, param_dtype=run.strategy.param_dtype)
+        dtype, example = run.strategy.param_dtype, run.job.example
+        start = Strategy(kind=kind, param_dtype=dtype, micro_batch=example)
         size = run.cluster.devices, run.cluster.devices_per_node
         self._typical = self.applied(start.resolve(*size))
 
@@ -69,7 +72,7 @@ class StackLimits:
         If its degrees need another number of devices than the run's cluster has, the cluster is
         resized.
         """
-        cluster = self._run.cluster
+        cluster, strategy = self._run.cluster, self._of_examples(strategy)
         if strategy.devices != cluster.devices:
             per_node = min(cluster.devices_per_node, strategy.devices)
             cluster = cluster.but(nodes=strategy.devices // per_node, devices_per_node=per_node)
@@ -78,11 +81,18 @@ class StackLimits:
 
     def allowed(self, strategy: Strategy) -> bool:
         """Whether the stack runs this strategy unchanged."""
+        strategy = self._of_examples(strategy)
         try:
             return not changed_fields(strategy, self.applied(strategy))
         except SpecError:
             # The stack has no tensor or context parallelism, or not with these degrees.
             return False
+
+    def _of_examples(self, strategy: Strategy) -> Strategy:
+        """The strategy with a micro-batch of whole examples, which files of stacks count."""
+        example = self._run.job.example
+        left = strategy.micro_batch % example
+        return strategy.but(micro_batch=strategy.micro_batch + example - left) if left else strategy
 
     def has_optimizer(self, optimizer: Optimizer) -> bool:
         """Whether the stack has this optimizer with at least one strategy."""

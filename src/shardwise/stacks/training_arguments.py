@@ -220,6 +220,8 @@ SCHEDULE = Code(
 )
 # Rows in which SFTConfig of TRL 1.16 has another default.
 SFT: dict[str, dict[str, Any]] = {"learning_rate": {"default": 2e-5}}
+# Rows in which DPOConfig of TRL 1.16 has another default.
+DPO: dict[str, dict[str, Any]] = {"learning_rate": {"default": 1e-6}}
 # The same for TRL's other objectives: their default learning rates differ, so none is assumed.
 OTHER_OBJECTIVES: dict[str, dict[str, Any]] = {"learning_rate": {"default": UNSAID}}
 

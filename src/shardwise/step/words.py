@@ -20,6 +20,8 @@ TERMS = {
     "parameters": "parameters",
     "gradients": "gradients",
     "optimizer": "optimizer states",
+    "reference": "reference model",
+    "generation": "reserved for generation",
     "unsharded_parameters": "gathered parameters",
     "unsharded_gradients": "unsharded gradients",
     "reduce_buffers": "reduce buffers",

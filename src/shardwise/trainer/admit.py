@@ -21,6 +21,7 @@ def admit(run: RunSpec, processes: int, per_node: int) -> None:
     and that the data files exist. `per_node` is the number of processes on one machine.
     """
     check_is_causal(run.model)
+    check_method(run)
     replica_group(run)
     run = one_group(run)
     strategy = run.strategy.resolve(processes, per_node)
@@ -58,6 +59,15 @@ def check_is_causal(model: Model) -> None:
             f"model: {model.name} is {str(config['architectures'])[:80]}, which does not predict "
             "the next token, and 'train' trains models that do; it can be planned, and trained "
             "with the Trainer: shardwise export --to trainer"
+        )
+
+
+def check_method(run: RunSpec) -> None:
+    """Raise SpecError for a training method that is planned and exported only."""
+    if run.job.method is not None:
+        raise SpecError(
+            f"job.method: Shardwise plans {run.job.method} but does not train it; export the run: "
+            "shardwise export run.toml --to trl"
         )
 
 

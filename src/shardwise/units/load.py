@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from shardwise.spec.catalogue import traced
 from shardwise.spec.huggingface import config_table, without_formulas
+from shardwise.spec.job import Job
 from shardwise.spec.lookup import ConfigRef, Model, ModuleRef
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.progress import progress_line
@@ -26,6 +28,19 @@ def load_units(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
     if strategy.linear_dtype is None:
         return units
     return in_low_bits(units, strategy.linear_dtype, gathered=strategy.low_bit_gather)
+
+
+def job_units(model: Model, job: Job, strategy: Strategy) -> ModelUnits:
+    """The units of a model for a job: with its reference model and the memory it reserves."""
+    units = load_units(model, job.seq_len, strategy)
+    if job.method is None:
+        return units
+    # With adapters the reference is the model itself, without them.
+    shared = model.adapter is not None and model.adapter.rank is not None
+    kind: Literal["copy", "shared"] = "shared" if shared else "copy"
+    reserved = float(job.generation_memory or 0)
+    reference = kind if job.has_reference else None
+    return replace(units, reference=reference, reserved_bytes=reserved)
 
 
 def _with_attention(units: ModelUnits, strategy: Strategy) -> ModelUnits:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.dtype import DTYPE_BYTES
@@ -134,6 +134,11 @@ class Unit:
     @cached_property
     def trained_numel(self) -> int:
         return sum(parameter.numel for parameter in self.trained)
+
+    @cached_property
+    def largest_numel(self) -> float:
+        """Elements of the largest parameter."""
+        return float(max((parameter.numel for parameter in self.parameters), default=0))
 
     @cached_property
     def largest_gradient(self) -> float:
@@ -271,6 +276,10 @@ class ModelUnits:
     # Elements of the full embedding, if a device holds only a part; else 0. DTensor computes a
     # gradient of the full table, of which each device then takes its part.
     whole_table: int = 0
+    # A reference model beside the trained one: a frozen copy, or the model without its adapters.
+    reference: Literal["copy", "shared"] | None = None
+    # Bytes of a device that the user sets aside for the generation of answers.
+    reserved_bytes: float = 0.0
 
     @cached_property
     def size_of_degree(self) -> dict[tuple[object, ...], float]:

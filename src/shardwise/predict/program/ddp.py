@@ -107,6 +107,9 @@ class Replicated(Placement):
         if not self.ddp:
             yield from super().gradients_dropped()
 
+    def cast_bytes(self, block: Unit) -> Floats:
+        return self.copied(block.largest_numel)
+
     # ---- autocast's copies ----------------------------------------------------------------------
 
     def copied(self, elements: float | Floats) -> Floats:

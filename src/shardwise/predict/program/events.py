@@ -20,6 +20,8 @@ TERMS = (
     "parameters",
     "gradients",
     "optimizer",
+    "reference",
+    "generation",
     "unsharded_parameters",
     "unsharded_gradients",
     "reduce_buffers",
@@ -27,6 +29,8 @@ TERMS = (
     "logits",
     "other",
 )
+# Terms that few runs have; a profile lists them only where they are not 0.
+RARE_TERMS = ("reference", "generation")
 PHASES = (
     "forward",
     "end of forward",

@@ -255,6 +255,30 @@ class Fsdp(Placement):
         cost = NOTHING if self.alone else Cost("copy_out", (unit,))
         yield self.copy("copy out", index, cost, take="gathered", only=only(rows & self.moves))
 
+    # ---- a reference model --------------------------------------------------------------------
+
+    def reference_bytes(self) -> Floats:
+        c, resident = self.c, self.s.parameter_bytes
+        for unit in self.units.units:
+            resident = resident + self.gathered(unit) * ~c.reshard_forward
+            if self.integer and unit is not self.units.root:
+                resident = resident + self.smaller_shard(unit)
+        return resident
+
+    def lend(self, unit: Unit, index: int) -> Iterator[Event]:
+        blocks = self.integer and index != ROOT
+        axis, cost = ("reshard", "gather_again") if blocks else ("shard", "gather")
+        yield from self._all_gather(unit, index, Cost(cost, (unit,)), axis, self.c.reshard_forward)
+
+    def lent(self, unit: Unit, index: int) -> Iterator[Event]:
+        yield from self._copy_out(unit, index, self.c.reshard_forward)
+
+    def lent_bytes(self, unit: Unit) -> Floats:
+        return (self.gathered(unit) + self.buffer(unit)) * self.c.reshard_forward
+
+    def lent_buffer(self, unit: Unit) -> Floats:
+        return self.buffer(unit) * self.c.reshard_forward
+
     # ---- backward -----------------------------------------------------------------------------
 
     def backward_begins(self, m: MicroBatch) -> Iterator[Event]:

@@ -86,6 +86,32 @@ class Placement:
         """A key of what else decides the backward events of the unit at `index`."""
         return ()
 
+    # ---- a reference model, and what Fsdp gathers for it -------------------------------------
+
+    def reference_bytes(self) -> Floats:
+        """Bytes of a frozen copy of the model on one device, as its forward leaves them."""
+        return self.s.parameter_bytes
+
+    def lend(self, unit: Unit, index: int) -> Iterator[Event]:
+        """The all-gather of a unit of the reference model."""
+        yield from ()
+
+    def lent(self, unit: Unit, index: int) -> Iterator[Event]:
+        """The copy of a gathered unit of the reference model out of its flat buffer."""
+        yield from ()
+
+    def lent_bytes(self, unit: Unit) -> Floats:
+        """Bytes that a unit of the reference model is gathered to, with its flat buffer."""
+        return np.zeros(self.rows)
+
+    def lent_buffer(self, unit: Unit) -> Floats:
+        """Bytes of the flat buffer of a unit of the reference model."""
+        return np.zeros(self.rows)
+
+    def cast_bytes(self, block: Unit) -> Floats:
+        """Bytes of autocast's copy of one weight of a block, which it frees without gradients."""
+        return np.zeros(self.rows)
+
     # ---- in common --------------------------------------------------------------------------
 
     def resting(self) -> Iterator[Event]:
@@ -94,6 +120,10 @@ class Placement:
         yield Alloc("parameters", self.s.parameter_bytes * here)
         yield Alloc("optimizer", self.s.optimizer_bytes * (here & ~self.c.offload_optimizer))
         yield Alloc("other", self.s.batch)
+        if self.units.reference == "copy":
+            yield Alloc("reference", self.reference_bytes() * here)
+        if self.units.reserved_bytes:
+            yield Alloc("generation", self.units.reserved_bytes * self.every)
 
     def gradients_dropped(self) -> Iterator[Event]:
         """Free the gradients after the optimizer step."""

@@ -157,6 +157,11 @@ class Sizes:
             total = total + self.saved(block.stage, self.recomputed > number)
         return total * self.c.offload_activations
 
+    @cached_property
+    def reference_bytes(self) -> Floats:
+        """Bytes of a frozen copy of the model on one device; 0 without one."""
+        return self.parameter_bytes * (self.units.reference == "copy")
+
     def _sum(self, size: str) -> Floats:
         """A size of `Unit`, summed over all units of the model."""
         total = np.zeros(len(self.c))

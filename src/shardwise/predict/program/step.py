@@ -28,6 +28,7 @@ from shardwise.predict.program.events import (
 from shardwise.predict.program.fsdp import Fsdp
 from shardwise.predict.program.loss import loss_backward, loss_forward
 from shardwise.predict.program.placement import Placement
+from shardwise.predict.program.reference import reference_forward
 from shardwise.predict.program.sizes import MicroBatch, Sizes
 from shardwise.spec.optimizer import Optimizer
 from shardwise.units.unit import ModelUnits
@@ -152,6 +153,7 @@ def _micro_batch(placed: Placement, m: MicroBatch, blocks: _Blocks) -> Iterator[
     yield from _repeated(m, blocks.forward, placed.block_forward)
     yield Phase("end of forward")
     yield from loss_forward(placed, m)
+    yield from reference_forward(placed, m)
     yield Phase("loss backward")
     yield from loss_backward(placed, m)
     yield Phase("steady backward")

@@ -19,6 +19,7 @@ from shardwise.stacks.read.imported import (
     section,
     whole,
 )
+from shardwise.stacks.read.method import as_dpo
 from shardwise.stacks.read.model_name import set_model
 from shardwise.stacks.read.packed import set_packing
 from shardwise.stacks.read.trainer import as_given, read_deepspeed
@@ -97,7 +98,8 @@ def read(table: Mapping[str, object]) -> Imported:
     set_packing(reading, given, "sample_packing")
     read_attention(given, reading)
     _others(given, reading)
-    return reading.done()
+    found = reading.done()
+    return as_dpo(found, f"rl {given['rl']}", reference=True) if given.get("rl") else found
 
 
 def _without_groups(table: Mapping[str, object]) -> list[str]:
@@ -107,10 +109,10 @@ def _without_groups(table: Mapping[str, object]) -> list[str]:
 
 def _check_task(table: Mapping[str, object]) -> None:
     """Raise SpecError for tasks other than language modelling with supervised data."""
-    if table.get("rl"):
+    if table.get("rl") and table["rl"] not in ("dpo", "ipo"):
         raise SpecError(
-            f"rl: {quoted(table['rl'])} is not read; Shardwise plans supervised fine-tuning and "
-            "pre-training"
+            f"rl: {quoted(table['rl'])} is not read; Shardwise plans dpo, ipo, supervised "
+            "fine-tuning and pre-training"
         )
     for key in _TASKS:
         if flag(table, key, otherwise=False):

@@ -17,7 +17,7 @@ from shardwise.spec.run import RunSpec, default_seq_len
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import DataSettings, TrainSettings
 from shardwise.stacks.read.imported import Imported
-from shardwise.stacks.read.objective import objective_warning
+from shardwise.stacks.read.objective import is_unplanned, objective_warning
 
 # Maximum size of a file. Configurations have a few kilobytes, scripts rarely a hundred.
 MAX_BYTES = 2**22
@@ -59,7 +59,7 @@ def import_file(path: Path) -> Imported:
             record.read(fields, where=_SECTIONS[record])
     _check_machines(imported, problems)
     problems.raise_if_any()
-    if imported.objective is not None:
+    if imported.objective is not None and is_unplanned(imported):
         warning = f"import: {objective_warning(imported.objective)}"
         warnings.warn(warning, SpecWarning, stacklevel=2)
     return imported

@@ -12,6 +12,7 @@ from shardwise.stacks.outcomes import UNSAID, quoted
 from shardwise.stacks.read import known_keys
 from shardwise.stacks.read.adapters import LoraKeys, Quantisation, set_base, set_lora, set_master
 from shardwise.stacks.read.imported import Imported, Reading, flag, whole
+from shardwise.stacks.read.method import as_dpo
 from shardwise.stacks.read.model_name import set_model
 from shardwise.stacks.read.packed import set_packing
 from shardwise.stacks.read.trainer import read_arguments
@@ -47,6 +48,8 @@ _LOST = {
     "use_hyper_parallel": "Shardwise plans data parallelism only",
 }
 LIGER = "enable_liger_kernel"
+# Losses of its stage dpo that compare with no reference model.
+_WITHOUT_REFERENCE = ("orpo", "simpo")
 _KNOWN = (*known_keys.TRAINER, *known_keys.LLAMA_FACTORY, *_LOST, LIGER)
 
 
@@ -87,16 +90,20 @@ def read(table: Mapping[str, object]) -> Imported:
         if given.get(key):
             reading.lose(key, why)
     set_model(reading, given, "model_name_or_path")
-    return reading.done()
+    if given.get("stage") != "dpo":
+        return reading.done()
+    alone = given.get("pref_loss") in _WITHOUT_REFERENCE
+    why = f"pref_loss {given['pref_loss']} has no reference model" if alone else ""
+    return as_dpo(reading.done(), "stage dpo", reference=not alone, why=why)
 
 
 def _check_task(table: Mapping[str, object]) -> None:
     """Raise SpecError for stages other than sft and pt, and for files that train nothing."""
     stage = table.get("stage", "sft")
-    if stage not in ("sft", "pt"):
+    if stage not in ("sft", "pt", "dpo"):
         raise SpecError(
-            f"stage: {quoted(stage)} is not read; Shardwise plans supervised fine-tuning and "
-            "pre-training (sft and pt)"
+            f"stage: {quoted(stage)} is not read; Shardwise plans supervised fine-tuning, "
+            "pre-training and DPO (sft, pt and dpo)"
         )
     if "do_train" in table and not flag(table, "do_train", otherwise=True):
         raise SpecError("do_train: false trains nothing; import a configuration that trains")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from shardwise.stacks.read.imported import Imported
 from shardwise.stacks.read.source import Script
 
 # Objectives by the prefix of TRL's class names.
@@ -46,8 +47,19 @@ def objective_of_table(table: Mapping[str, object]) -> str | None:
     return next((_OF_KEYS[key] for key in _OF_KEYS if table.get(key) is not None), None)
 
 
+def is_unplanned(found: Imported) -> bool:
+    """Whether a file trains another objective than those that Shardwise plans."""
+    return found.objective is not None and "method" not in found.job
+
+
 def objective_warning(objective: str) -> str:
     """A warning that says what is not planned for this objective."""
+    if objective == "GRPO":
+        return (
+            "GRPO is not supervised fine-tuning: generation and rewards are not planned; for the "
+            'step of its trainer set method = "grpo" in [job], and generation_memory to what '
+            'generation takes on each device, such as "24GiB"'
+        )
     return (
         f"{objective} is not supervised fine-tuning: reference and reward models, pairs of answers "
         "and sampled answers are not planned, so predicted memory and time are too low; use the "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardwise.spec.run import RunSpec, write_run
 from shardwise.spec.toml_text import toml_text
 from shardwise.stacks.read.imported import Imported
-from shardwise.stacks.read.objective import objective_warning
+from shardwise.stacks.read.objective import is_unplanned, objective_warning
 
 
 def imported_toml(imported: Imported, name: str, run: RunSpec | None) -> str:
@@ -29,6 +29,8 @@ def imported_toml(imported: Imported, name: str, run: RunSpec | None) -> str:
 
 def import_summary(imported: Imported, name: str) -> list[str]:
     """Lines: a warning for an unplanned objective, the file, what was read, what is lost."""
-    warned = [f"Warning: {objective_warning(imported.objective)}."] if imported.objective else []
+    warned = []
+    if imported.objective is not None and is_unplanned(imported):
+        warned = [f"Warning: {objective_warning(imported.objective)}."]
     unsupported = [f"Not supported: {sentence}" for sentence in imported.unsupported]
     return [*warned, f"Read from {name}, {imported.what}.", *imported.notes, *unsupported]

@@ -61,7 +61,9 @@ _RECOMPUTE = ("apply_activation_checkpointing", "checkpoint_wrapper",
 def read(text: str) -> Imported:
     """The settings of a script, read from its text without running it."""
     script = Script(text)
-    return _read(script)._replace(objective=objective_of_script(script))
+    found = _read(script)
+    # A script that creates its configuration is read as what that is for.
+    return found._replace(objective=found.objective or objective_of_script(script))
 
 
 def _read(script: Script) -> Imported:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from shardwise.spec.record import SpecError, did_you_mean
 from shardwise.stacks.attention import read_attention
@@ -26,12 +27,15 @@ from shardwise.stacks.read.imported import (
     section,
     whole,
 )
+from shardwise.stacks.read.method import DPO as DPO_NAME
+from shardwise.stacks.read.method import as_dpo
 from shardwise.stacks.read.model_name import set_model
-from shardwise.stacks.read.objective import objective_of_table
+from shardwise.stacks.read.objective import is_unplanned, objective_of_table
 from shardwise.stacks.read.packed import set_packing
 from shardwise.stacks.table import Table, but, defaults_of, keys_of, lost, read_rows
 from shardwise.stacks.training_arguments import (
     BATCH,
+    DPO,
     METHODS,
     OTHER_OBJECTIVES,
     SCHEDULE,
@@ -93,7 +97,8 @@ def is_trainer(table: Mapping[str, object]) -> bool:
 
 def is_trl(table: Mapping[str, object]) -> bool:
     """Whether a table looks like a configuration of TRL."""
-    return is_trainer(table) and any(key in table for key in known_keys.TRL_ONLY)
+    of_trl = any(key in table for key in known_keys.TRL_ONLY)
+    return is_trainer(table) and (of_trl or objective_of_table(table) is not None)
 
 
 def read_trl(table: Mapping[str, object]) -> Imported:
@@ -105,16 +110,30 @@ def read_trl(table: Mapping[str, object]) -> Imported:
     }
     if table.get("max_seq_length") is not None:
         absent.pop("max_length", None)
-    supervised = objective_of_table(table) is None
-    rows = but(TRAIN, SFT if supervised else OTHER_OBJECTIVES)
+    objective = objective_of_table(table)
+    rows = but(TRAIN, rows_of(objective))
     found = read({**absent, **table}, "a TRL configuration", rows=rows)
-    return found if found.objective else with_trl_loss(found, absent, table)
+    if objective == DPO_NAME:
+        found = as_trl_dpo(found, "A key of DPOConfig", table)
+    return found if is_unplanned(found) else with_trl_loss(found, absent, table)
+
+
+def rows_of(objective: str | None) -> dict[str, dict[str, Any]]:
+    """The rows of `[train]` in which TRL's configuration for an objective has other defaults."""
+    return {None: SFT, DPO_NAME: DPO}.get(objective, OTHER_OBJECTIVES)
+
+
+def as_trl_dpo(found: Imported, key: str, table: Mapping[str, object]) -> Imported:
+    """The settings of a DPOConfig, of which the keys are in `table`."""
+    before = flag(table, "precompute_ref_log_probs", otherwise=False)
+    why = "precompute_ref_log_probs runs the reference model before the first step"
+    return as_dpo(found, key, reference=not before, why=why if before else "")
 
 
 def with_trl_loss(
     found: Imported, absent: Mapping[str, object], table: Mapping[str, object]
 ) -> Imported:
-    """The settings with the chunked loss of SFTTrainer, and notes about TRL's defaults.
+    """The settings with the chunked loss of SFTTrainer and DPOTrainer, and TRL's defaults.
 
     `absent` are the keys that the file leaves to TRL, with TRL's values. With label smoothing the
     loss is not chunked.
@@ -127,7 +146,8 @@ def with_trl_loss(
     found = found._replace(outcomes=tuple(one for one in found.outcomes if one.key != _LIGER))
     if not table.get("label_smoothing_factor"):
         strategy["loss"] = "chunked"
-        tiles = "SFTTrainer of TRL 1.16 computes head and loss in tiles: loss = chunked."
+        trainer = "DPOTrainer" if found.objective == DPO_NAME else "SFTTrainer"
+        tiles = f"{trainer} of TRL 1.16 computes head and loss in tiles: loss = chunked."
         outcomes.append(Outcome("remark", fields={"loss": "chunked"}, why=tiles))
     return found._replace(strategy=strategy, outcomes=(*outcomes, *found.outcomes))
 

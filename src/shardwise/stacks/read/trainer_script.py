@@ -22,8 +22,9 @@ from shardwise.stacks.read.objective import CONFIGS
 from shardwise.stacks.read.packed import set_packing
 from shardwise.stacks.read.source import Call, Script, Symbol, Unknown, shown, why_not
 from shardwise.stacks.table import but
-from shardwise.stacks.training_arguments import OTHER_OBJECTIVES, SFT, TRAIN
+from shardwise.stacks.training_arguments import DPO, OTHER_OBJECTIVES, SFT, TRAIN
 
+_DPO = "DPOConfig"
 # Defaults of TRL's configs.
 _TRL: dict[str, object] = {"gradient_checkpointing": True, "bf16": True}
 _PEFT = LoraKeys()
@@ -37,6 +38,7 @@ ARGUMENTS: dict[str, dict[str, object]] = {
     "Seq2SeqTrainingArguments": {},
     "SFTConfig": {**_TRL, "max_length": 1024},
     **dict.fromkeys(CONFIGS, _TRL),
+    _DPO: {**_TRL, "max_length": 1024},
 }
 # The constant in exported scripts that lists parts of the names of trained parameters.
 TRAIN_ONLY = "TRAIN_ONLY"
@@ -66,7 +68,8 @@ def read(script: Script) -> Imported:
     if len(list(script.calls(*ARGUMENTS))) > 1:
         more = f"The script creates arguments more than once; the first {call.name} is read."
         dropped.append(Outcome("lost", why=more))
-    rows = {"SFTConfig": SFT, **dict.fromkeys(CONFIGS, OTHER_OBJECTIVES)}.get(call.name, {})
+    others = {name: OTHER_OBJECTIVES for name in CONFIGS if name != _DPO}
+    rows = {"SFTConfig": SFT, _DPO: DPO, **others}.get(call.name, {})
     # If keywords come from a dictionary built at run time, any argument may be among them.
     undecided = _KNOWN_ARGUMENTS if call.more else given
     reading = trainer.read_arguments(
@@ -82,7 +85,10 @@ def read(script: Script) -> Imported:
     for key in ("use_peft", "load_in_4bit", "load_in_8bit"):
         if table.get(key) and not reading.adapter:
             reading.lose(key, "no LoraConfig is in this script; set adapter")
-    found = _with_loss(reading.done(), call.name, table)
+    found = reading.done()
+    if call.name == _DPO:
+        found = trainer.as_trl_dpo(found, _DPO, table)
+    found = _with_loss(found, call.name, table)
     absent = trainer.defaults_of_trl(defaults)
     # Arguments whose values are unknown are listed once, by the reason.
     unsettled = {one.key for one in dropped if one.key}
@@ -91,8 +97,8 @@ def read(script: Script) -> Imported:
 
 
 def _with_loss(found: Imported, name: str, table: dict[str, Any]) -> Imported:
-    """The settings with the chunked loss of SFTTrainer, for SFTConfig only."""
-    return trainer.with_trl_loss(found, {}, table) if name == "SFTConfig" else found
+    """The settings with the chunked loss of TRL's trainers for SFTConfig and DPOConfig."""
+    return trainer.with_trl_loss(found, {}, table) if name in ("SFTConfig", _DPO) else found
 
 
 def read_model(script: Script, reading: Reading) -> None:

@@ -32,6 +32,7 @@ from shardwise.stacks.write.fine_tuning import (
     packs,
     whole_alpha,
 )
+from shardwise.stacks.write.method import in_examples
 from shardwise.stacks.write.trackers import trackers_of
 
 NAME = "axolotl.yaml"
@@ -67,6 +68,9 @@ def _table(run: RunSpec) -> dict[str, Any]:
         "gradient_checkpointing": recompute_all_or_none(strategy) == "full",
         "output_dir": run.train.folder if run.train else "runs",
     }
+    if run.job.method == "dpo":
+        table |= {"rl": "dpo", "sample_packing": False}
+    table = in_examples(run, table, "micro_batch_size")
     if strategy.sharded and not cpu:
         table |= {"deepspeed": nested(run)} if strategy.kind == "zero1" else _fsdp(run)
     table |= write_rows(AXOLOTL_METHODS, run)

@@ -13,6 +13,7 @@ from shardwise.stacks.outcomes import UNSAID, Difference
 from shardwise.stacks.write.axes import check_axes
 from shardwise.stacks.write.chat_differences import left_to_script
 from shardwise.stacks.write.exported import USUAL, Exported, Target
+from shardwise.stacks.write.method import check_method
 from shardwise.stacks.write.optimizers import check_strategy, optimizers_of
 
 # Each stack is a module of this name (hyphens as underscores) with a function `export`. Stacks that
@@ -49,6 +50,7 @@ def export_run(run: RunSpec, stack: str, target: Target = USUAL) -> Exported:
             "llama-factory, or leave [adapter] out"
         )
     module = _module(stack)
+    check_method(run, stack)
     check_axes(run, stack)
     trains = run.job.optimizer in optimizers_of(stack)
     if not trains and stack in _ONLY_KNOWN_OPTIMIZERS:

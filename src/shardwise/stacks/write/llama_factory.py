@@ -25,6 +25,7 @@ from shardwise.stacks.write.fine_tuning import (
     packs,
     whole_alpha,
 )
+from shardwise.stacks.write.method import in_examples
 
 NAME = "llama-factory.yaml"
 
@@ -65,6 +66,10 @@ def _table(run: RunSpec) -> dict[str, Any]:
     table |= write_flash_attn(run)
     if table.pop("use_liger_kernel", False):
         table[LIGER] = True
+    if run.job.method == "dpo":
+        loss = "sigmoid" if run.job.has_reference else "simpo"
+        table |= {"stage": "dpo", "pref_loss": loss, "pref_beta": 0.1, "packing": False}
+    table = in_examples(run, table, "per_device_train_batch_size")
     if "fsdp_config" in table:
         table["fsdp_config"]["activation_checkpointing"] = False
     if holds_chat(run.data) and packs(run):

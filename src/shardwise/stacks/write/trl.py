@@ -1,4 +1,4 @@
-"""Write a run as the YAML of `trl sft --config`. Checked against TRL 1.16."""
+"""Write a run as the YAML of `trl sft --config` or `trl dpo --config`. Checked against TRL 1.16."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from shardwise.stacks.write.fine_tuning import (
     packs,
     whole_alpha,
 )
+from shardwise.stacks.write.method import in_examples, reference_difference
 
 NAME = "trl.yaml"
 _RULES = (
@@ -38,13 +39,14 @@ _RULES = (
 
 
 def export(run: RunSpec, target: Target = USUAL) -> Exported:
-    """The run as YAML for `trl sft --config`."""
+    """The run as YAML for `trl sft --config` or `trl dpo --config`."""
     adapter = run.adapter
     more: tuple[Difference, ...] = ()
     master = run.strategy.master_dtype
     if adapter is not None and adapter.quantised and master != "bf16":
         kept = f"TRL keeps those of quantised models in bf16; Shardwise in {master}"
         more = (Difference(kept, about="Adapters"),)
+    more += reference_difference(run)
     return fine_tuning.write(_STACK, run, _command(run, target.name(NAME)), more)
 
 
@@ -60,8 +62,13 @@ def _table(run: RunSpec) -> dict[str, Any]:
     table: dict[str, Any] = {"model_name_or_path": model_name(run), "dtype": TORCH_NAMES[stored]}
     if adapter is not None and adapter.rank is not None:
         table |= _lora(adapter)
-    table |= {**_data(run), "max_length": run.job.seq_len, "packing": packs(run)}
-    if not holds_chat(run.data):
+    table |= {**_data(run), "max_length": run.job.seq_len}
+    dpo = run.job.method == "dpo"
+    if dpo:
+        table |= {"beta": 0.1, "precompute_ref_log_probs": not run.job.has_reference}
+    else:
+        table["packing"] = packs(run)
+    if not dpo and not holds_chat(run.data):
         # One stream of tokens, cut where a sequence is full.
         table["packing_strategy"] = "wrapped"
     # TRL's defaults are true.
@@ -78,7 +85,7 @@ def _table(run: RunSpec) -> dict[str, Any]:
         # Each device takes a piece of the first half of a sequence and one of the second half.
         table["pad_to_multiple_of"] = 2 * strategy.context
         table["attn_implementation"] = "sdpa"
-    return table
+    return in_examples(run, table, "per_device_train_batch_size")
 
 
 def _lora(adapter: Adapter) -> dict[str, Any]:
@@ -122,7 +129,7 @@ def _data(run: RunSpec) -> dict[str, Any]:
 def _command(run: RunSpec, name: str) -> str:
     """The shell command that starts the run; `name` is the YAML."""
     cluster = run.cluster
-    words = ["trl sft --config", name]
+    words = [f"trl {run.job.method or 'sft'} --config", name]
     if cluster.devices > 1:
         words.append(f"--num_processes {cluster.devices}")
         words.append("--multi_gpu")
