@@ -17,8 +17,8 @@ def import_(
         Path,
         typer.Argument(
             help="A YAML of accelerate, TRL, axolotl or LLaMA-Factory, a DeepSpeed JSON, "
-            "TrainingArguments or SFTConfig (JSON, YAML or script), or a Python script with FSDP "
-            "or DDP. Scripts are read, never run."
+            "TrainingArguments or SFTConfig (JSON, YAML or script), a torchtitan configuration "
+            "(Python or TOML), or a Python script with FSDP or DDP. Scripts are read, never run."
         ),
     ],
     model: ModelOption = None,

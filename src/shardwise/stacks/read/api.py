@@ -65,8 +65,8 @@ def import_(
 
     Args:
         file: A YAML of accelerate, TRL, axolotl or LLaMA-Factory, a DeepSpeed JSON,
-            TrainingArguments or SFTConfig (JSON, YAML or script), or a Python script with FSDP or
-            DDP.
+            TrainingArguments or SFTConfig (JSON, YAML or script), a torchtitan configuration
+            (Python or TOML), or a Python script with FSDP or DDP.
         model: As in `estimate`. Default: that of the file, if the file names one. Without it, or
             without a cluster, there is no run, only sections.
         cluster: As in `estimate`. Default: that of the file, if the file determines it (only one

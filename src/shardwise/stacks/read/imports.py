@@ -11,7 +11,7 @@ from shardwise.spec.adapter import Adapter
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import Model
-from shardwise.spec.read_file import parse_json, read_bytes, reason_of
+from shardwise.spec.read_file import parse_json, read_bytes, read_toml, reason_of
 from shardwise.spec.record import Problems, Record, SpecError, SpecWarning
 from shardwise.spec.run import RunSpec, default_seq_len
 from shardwise.spec.strategy import Strategy
@@ -24,8 +24,8 @@ MAX_BYTES = 2**22
 _DEPTH = 50
 _KNOWN = (
     "an accelerate, TRL, axolotl or LLaMA-Factory YAML, a DeepSpeed JSON, TrainingArguments or "
-    "SFTConfig (JSON, YAML or script), a torchtitan configuration, or a Python script with FSDP or "
-    "DDP"
+    "SFTConfig (JSON, YAML or script), a torchtitan configuration (Python or TOML), or a Python "
+    "script with FSDP or DDP"
 )
 _SECTIONS: dict[type[Record], str] = {
     Strategy: "strategy",
@@ -85,11 +85,21 @@ def _import(path: Path) -> Imported:
 
             return torch_script.read(text)
         if kind == ".toml":
-            raise SpecError(f"import: {path} is TOML; known are {_KNOWN}")
+            return _toml(path)
         read = _json if kind == ".json" or text.lstrip().startswith("{") else _yaml
         return _table(read(text, path), path)
     except (RecursionError, MemoryError):
         raise SpecError(f"import: {path} is nested too deeply for a configuration") from None
+
+
+def _toml(path: Path) -> Imported:
+    """Read a TOML, which is torchtitan's."""
+    from shardwise.stacks.read import torchtitan_toml
+
+    table = read_toml(path, "import")
+    if not torchtitan_toml.is_torchtitan(table):
+        raise SpecError(f"import: {path} is a TOML, but not torchtitan's; known are {_KNOWN}")
+    return torchtitan_toml.read(table)
 
 
 def _text(path: Path) -> str:

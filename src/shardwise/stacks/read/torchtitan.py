@@ -6,11 +6,12 @@ from typing import Any
 
 from shardwise.spec.dtype import TORCH_NAMES
 from shardwise.spec.strategy import Strategy
-from shardwise.stacks.read.imported import Imported, Reading
+from shardwise.stacks.read.imported import Imported, Reading, real, set_optimizer
 from shardwise.stacks.read.source import Call, Script, why_not
+from shardwise.stacks.read.titan_recipe import set_lengths, set_model, set_recipe
 
 _DTYPES: dict[str, str] = {long: short for short, long in TORCH_NAMES.items()}
-_OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam"}
+OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam"}
 
 
 def is_torchtitan(script: Script) -> bool:
@@ -25,14 +26,15 @@ def read(script: Script) -> Imported:
         next(iter(script.calls(name)), Call(name, (), {}))
         for name in ("ParallelismConfig", "TrainingConfig")
     )
-    _parallelism(parallelism, reading)
-    _training(training, reading)
+    read_layout(parallelism, reading)
+    read_training(training, reading)
     _optimizer(script, reading)
-    # torchtitan reduces gradients in every micro-batch and gathers parameters for each again.
-    every = {"grad_sync": "every"}
-    reading.remark("torchtitan reduces gradients in every micro-batch: grad_sync = every.", every)
-    if reading.strategy["kind"] != "ddp":
-        reading.strategy["reshard_after_backward"] = True
+    set_lengths(_settled(training, ("seq_len", "steps"), reading), reading)
+    schedule = _of_class(script, "LRSchedulersContainer").keywords
+    seed = next(iter(script.calls("DebugConfig")), Call("", (), {})).get("seed")
+    set_recipe(training.keywords, schedule, seed, reading)
+    for call in script.calls("model_registry"):
+        set_model(call.origin.split(".")[-2], call.get("flavor", 0), reading)
     policies = [call for call in script.calls("Config") if ".activation_checkpoint." in call.origin]
     names = [call.origin.split(".")[-2] for call in policies]
     reading.strategy["recompute"] = (
@@ -45,6 +47,28 @@ def read(script: Script) -> Imported:
             reading.strategy["loss"] = "chunked"
             reading.strategy["loss_chunks"] = _count(call, "num_chunks", 8, reading)
     return reading.done()
+
+
+def _of_class(script: Script, owner: str) -> Call:
+    """The first call of the `Config` of a class; a call without arguments if there is none."""
+    calls = (call for call in script.calls("Config") if call.origin.split(".")[-2:-1] == [owner])
+    return next(calls, Call("Config", (), {}))
+
+
+def _settled(call: Call, keys: tuple[str, ...], reading: Reading) -> dict[str, int]:
+    """The whole numbers among these arguments; others are reported as lost."""
+    found = {key: _count(call, key, 0, reading) for key in keys if call.get(key) is not None}
+    return {key: value for key, value in found.items() if value > 0}
+
+
+def read_layout(call: Call, reading: Reading) -> None:
+    """Read how a step is divided: the kind, the degrees, and when gradients are reduced."""
+    _parallelism(call, reading)
+    # torchtitan reduces gradients in every micro-batch and gathers parameters for each again.
+    every = {"grad_sync": "every"}
+    reading.remark("torchtitan reduces gradients in every micro-batch: grad_sync = every.", every)
+    if reading.strategy["kind"] != "ddp":
+        reading.strategy["reshard_after_backward"] = True
 
 
 def _parallelism(call: Call, reading: Reading) -> None:
@@ -97,8 +121,8 @@ def _inner_axes(call: Call, reading: Reading) -> int:
     return tensor * context
 
 
-def _training(call: Call, reading: Reading) -> None:
-    """Read dtypes, batch, sequence length and steps from a call of TrainingConfig."""
+def read_training(call: Call, reading: Reading) -> None:
+    """Read dtypes, offload and batch from the arguments of TrainingConfig."""
     for key, field, default in (
         ("dtype", "master_dtype", "float32"),
         ("mixed_precision_param", "param_dtype", "bfloat16"),
@@ -122,21 +146,28 @@ def _training(call: Call, reading: Reading) -> None:
         reading.strategy["accumulate"] = total // (micro * ranks)
     elif total > 0:
         reading.lose("accumulate", "global_batch_size does not settle it; set strategy.accumulate")
-    if call.get("seq_len") is not None:
-        reading.job["seq_len"] = _count(call, "seq_len", 2048, reading)
-    if call.get("steps") is not None:
-        reading.train["steps"] = _count(call, "steps", 10_000, reading)
 
 
 def _optimizer(script: Script, reading: Reading) -> None:
     """Set the optimizer, if all parameter groups use the same one; else report it as lost."""
     names = {call.get("optimizer_name") for call in script.calls("ParamGroupConfig")} - {None}
-    known = sorted(_OPTIMIZERS[name] for name in names if name in _OPTIMIZERS)
+    known = sorted(OPTIMIZERS[name] for name in names if name in OPTIMIZERS)
     if len(names) == len(known) == 1:
         reading.job["optimizer"] = known[0]
+        _hyperparameters(script, reading)
     elif names:
         shown = ", ".join(sorted(str(name) for name in names))
         reading.lose("optimizer_name", f"{shown} has no counterpart; set job.optimizer")
+
+
+def _hyperparameters(script: Script, reading: Reading) -> None:
+    """Read the learning rate and its like, if all parameter groups share them."""
+    groups = [call.get("optimizer_kwargs") for call in script.calls("ParamGroupConfig")]
+    if any(not isinstance(group, dict) or group != groups[0] for group in groups):
+        reading.lose("optimizer_kwargs", "they differ, or are known only at run time")
+        return
+    table = {name: value for name, value in groups[0].items() if isinstance(value, (int, float))}
+    set_optimizer(reading, lambda key: real(table, key), groups[0].get("betas"))
 
 
 def _count(call: Call, key: str, default: int, reading: Reading) -> int:
