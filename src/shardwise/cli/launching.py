@@ -28,7 +28,9 @@ def with_steps(described: RunSpec, steps: int, **changes: object) -> RunSpec:
 
     settings = described.train or TrainSettings()
     warmup = min(settings.warmup_steps, steps)
-    return described._replace(train=settings.but(steps=steps, warmup_steps=warmup, **changes))
+    return described._replace(
+        train=settings.but(steps=steps, epochs=None, warmup_steps=warmup, **changes)
+    )
 
 
 def as_probe(described: RunSpec, steps: int) -> RunSpec:

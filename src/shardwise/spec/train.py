@@ -154,6 +154,9 @@ class TrainSettings(Record):
     """The `[train]` section. The learning rate warms up linearly, then follows the schedule."""
 
     steps: Annotated[Count, Field(ge=1, le=10**12)] = 100
+    # Passes over the data, for stacks that count them instead of steps. Shardwise's trainer does
+    # not.
+    epochs: Annotated[float, Field(gt=0, le=10**6)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
 

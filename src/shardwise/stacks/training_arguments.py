@@ -158,7 +158,37 @@ def _write_axolotl_schedule(run: RunSpec) -> dict[str, Any]:
     return {"lr_scheduler": "linear" if linear else "constant_with_warmup"}
 
 
-_MAX_STEPS = Row("max_steps", "train.steps", STEPS, more=None)
+def _steps(run: RunSpec) -> Any:
+    """The steps of a run; UNSAID if its epochs decide, or without `[train]`."""
+    return UNSAID if run.train is None or run.train.epochs is not None else run.train.steps
+
+
+def _read_epochs(table: Mapping[str, object], key: str, reading: Reading) -> None:
+    """Set `train.epochs`, which other stacks count and Shardwise's trainer does not."""
+    epochs = real(table, key)
+    if epochs is not None and epochs > 0:
+        reading.lose(key, "set train.steps, which counts steps; exports keep train.epochs")
+        reading.set("train.epochs", epochs)
+
+
+def _by_epochs(reading: Reading) -> bool:
+    """Whether epochs decide the length of a run: no steps are set, nor known only at run time."""
+    return not reading.has("train.steps") and "max_steps" not in reading.undecided
+
+
+def _epochs(key: str, default: float) -> Row:
+    """The row for the epochs of a run without steps."""
+    return Row(
+        key,
+        "train.epochs",
+        default=default,
+        when=_by_epochs,
+        read=_read_epochs,
+        write=lambda run: UNSAID if run.train is None else run.train.epochs or UNSAID,
+    )
+
+
+_MAX_STEPS = Row("max_steps", "train.steps", STEPS, more=None, write=_steps)
 _WARMUP = Row("warmup_steps", read=_read_warmup, write=_of_train("warmup_steps"))
 _RATE = Row("learning_rate", "train.learning_rate", NUMBER, default=5e-5, more=None)
 _SHAPE: Table = (
@@ -198,6 +228,7 @@ METHODS: Table = (
 )
 TRAIN: Table = (
     _MAX_STEPS,
+    _epochs("num_train_epochs", 3.0),
     _WARMUP,
     _RATE,
     *_SHAPE,
@@ -242,6 +273,7 @@ AXOLOTL_METHODS: Table = (
 )
 AXOLOTL_TRAIN: Table = (
     _MAX_STEPS,
+    _epochs("num_epochs", 1.0),
     Row(
         "optimizer",
         default="adamw_torch_fused",

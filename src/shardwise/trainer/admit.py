@@ -63,7 +63,11 @@ def check_is_causal(model: Model) -> None:
 
 
 def check_method(run: RunSpec) -> None:
-    """Raise SpecError for a training method that is planned and exported only."""
+    """Raise SpecError for a training method or a length that only other stacks have."""
+    if run.train is not None and run.train.epochs is not None:
+        raise SpecError(
+            "train.epochs: Shardwise trains by steps; set train.steps and leave epochs out"
+        )
     if run.job.method is not None:
         raise SpecError(
             f"job.method: Shardwise plans {run.job.method} but does not train it; export the run: "

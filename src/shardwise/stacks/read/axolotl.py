@@ -92,8 +92,6 @@ def read(table: Mapping[str, object]) -> Imported:
     _trained(given, reading)
     _weights(given, low, reading)
     read_rows(AXOLOTL_TRAIN, given, reading)
-    if given.get("num_epochs") and not reading.has("train.steps"):
-        reading.lose("num_epochs", "set train.steps, which counts steps")
     _recompute(given, reading)
     set_packing(reading, given, "sample_packing")
     read_attention(given, reading)

@@ -49,7 +49,6 @@ _WORDS = (*_SHARDING, "offload", "auto_wrap")
 # Arguments that have no counterpart or another meaning, and what to do instead.
 _LOST = {
     "warmup_ratio": "set train.warmup_steps, which counts steps",
-    "num_train_epochs": "set train.steps, which counts steps",
     "optim_args": "set the optimizer's settings in [train]",
     "ddp_find_unused_parameters": "every parameter must receive a gradient in Shardwise",
     "auto_find_batch_size": "shardwise plan finds the batch instead",

@@ -9,8 +9,9 @@ from shardwise.stacks.outcomes import Difference, shown
 from shardwise.stacks.read.imported import Imported
 
 # Settings of [train] that change the result; the others concern logs and checkpoints.
-_ARITHMETIC = ("steps", "seed", "learning_rate", "schedule", "warmup_steps", "final_learning_rate",
-               "weight_decay", "beta1", "beta2", "epsilon", "momentum", "clip_norm")  # fmt: skip
+_ARITHMETIC = ("steps", "epochs", "seed", "learning_rate", "schedule", "warmup_steps",
+               "final_learning_rate", "weight_decay", "beta1", "beta2", "epsilon", "momentum",
+               "clip_norm")  # fmt: skip
 
 
 def settings_differences(run: RunSpec, back: Imported, who: str) -> list[Difference]:
@@ -71,6 +72,8 @@ def _of_train(run: RunSpec, back: Imported, who: str) -> list[Difference]:
 def _unused(run: RunSpec, train: TrainSettings) -> set[str]:
     """The names of settings without effect in this run."""
     unused = {"final_learning_rate"} if train.schedule == "constant" else set()
+    # One of the two decides how long a run is.
+    unused |= {"epochs" if train.epochs is None else "steps"}
     if run.job.optimizer != "momentum":
         unused |= {"momentum"}
     if run.job.optimizer in ("sgd", "momentum", "adafactor"):

@@ -34,6 +34,8 @@ _BY_SCRIPT = ("accelerate", "deepspeed")
 _ONLY_KNOWN_OPTIMIZERS = ("lightning", "python", "slurm", "kubernetes")
 # Stacks with files that start Shardwise itself, with its run.toml.
 _RUNS_SHARDWISE = ("slurm", "kubernetes")
+# Stacks that count epochs in the file, or leave them to the user's script.
+_COUNTS_EPOCHS = ("trainer", "trl", "axolotl", "llama-factory", "accelerate", "deepspeed")
 # Stacks with exported files that train every parameter.
 _WITHOUT_ADAPTERS = ("torchtitan", "megatron-bridge", "lightning", "python")
 
@@ -62,6 +64,7 @@ def export_run(run: RunSpec, stack: str, target: Target = USUAL) -> Exported:
     if run.eval is not None and stack not in _RUNS_SHARDWISE:
         lost = Difference("nothing is evaluated on held-out data", {"eval": UNSAID})
         exported = exported._replace(differences=(*exported.differences, lost))
+    exported = exported._replace(differences=(*exported.differences, *_epochs(run, stack)))
     if exported.name.endswith(".py"):
         _check_script(exported.text)
     if run.adapter is not None and stack in _BY_SCRIPT:
@@ -72,6 +75,15 @@ def export_run(run: RunSpec, stack: str, target: Target = USUAL) -> Exported:
     if by_script:
         exported = exported._replace(by_script=(*exported.by_script, *left_to_script(run)))
     return exported
+
+
+def _epochs(run: RunSpec, stack: str) -> tuple[Difference, ...]:
+    """A difference if the run counts epochs, and the stack's file steps."""
+    train = run.train
+    if train is None or train.epochs is None or stack in _COUNTS_EPOCHS:
+        return ()
+    why = f"the file for {stack} counts steps; set train.steps, of which it has {train.steps:,}"
+    return (Difference(why, {"train.epochs": train.epochs}),)
 
 
 def unknown_optimizer(run: RunSpec, stack: str) -> str:
