@@ -173,7 +173,7 @@ def test_a_script_is_never_run(tmp_path: Path) -> None:
 
 
 # https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments
-OF_TRAINER: dict[str, object] = {"epochs": 3.0, 
+OF_TRAINER: dict[str, object] = {"epochs": 3.0,
     "learning_rate": 5e-5, "weight_decay": 0.0, "clip_norm": 1.0, "beta1": 0.9, "beta2": 0.999,
     "epsilon": 1e-8, "seed": 42, "schedule": "linear", "final_learning_rate": 0.0,
 }  # fmt: skip

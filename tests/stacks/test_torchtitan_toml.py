@@ -18,7 +18,7 @@ from shardwise.stacks.read import torchtitan_toml
 from shardwise.stacks.read.imports import import_file
 from shardwise.stacks.write.exports import export_run
 
-EMPTY = {"training": {}}
+EMPTY: dict[str, object] = {"training": {}}
 FILE = """
 [model]
 name = "llama3"
@@ -121,6 +121,7 @@ def test_the_way_back_changes_nothing_but_what_is_listed(tmp_path: Path) -> None
 # The value that each default sets, by torchtitan's section and key.
 def defaults_here() -> dict[tuple[str, str], Any]:
     found = torchtitan_toml.read(EMPTY)
+    names: dict[str, dict[str, Any]]
     names = {"training": {"seq_len": found.job["seq_len"], "steps": found.train["steps"],
                           "local_batch_size": found.strategy["micro_batch"],
                           "max_norm": found.train["clip_norm"]},

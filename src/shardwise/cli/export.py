@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shardwise.report.exported import Figures
     from shardwise.spec.run import RunSpec
     from shardwise.spec.strategy import Strategy
+    from shardwise.stacks.write.edits import Edit
     from shardwise.stacks.write.exported import Target
 
 
@@ -31,6 +32,10 @@ def export(
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="File to write; default: standard output."),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="A file of yours for the same stack: print what to edit in it instead."),
     ] = None,
     partition: Annotated[
         str | None, typer.Option(help="Slurm partition; default: the cluster's.")
@@ -97,16 +102,31 @@ def export(
         check_output(output, suffix=Path(written.name).suffix)
         output.write_text(written.text, encoding="utf-8")
     figures, problem = _predicted(described, written.applied, stack)
+    changes = None
+    if against is not None:
+        from shardwise.stacks.write.edits import edits_of
+
+        changes = edits_of(described, written, stack, against)
     if as_json:
-        print_json(exported_dict(written, described, figures))
+        edits = {} if changes is None else {"edits": [one.to_dict() for one in changes]}
+        print_json({**exported_dict(written, described, figures), **edits})
         return
-    if output is None:
+    if changes is not None:
+        _print_edits(changes, str(against))
+    elif output is None:
         echo(written.text, end="")
     file = str(output) if output else None
     errors = plain_console(stderr=True)
     print_exported(written, described, figures, stack=stack, file=file, console=errors)
     if problem:
         echo(f"note: figures are not predicted: {problem}", err=True)
+
+
+def _print_edits(changes: list[Edit], file: str) -> None:
+    """Print what to edit in the user's file, one key per line."""
+    echo(f"Edit {file}:" if changes else f"{file} needs no edit.")
+    for one in changes:
+        echo(f"  {one.words}")
 
 
 # By option of a job: the schedulers that accept it.

@@ -93,7 +93,7 @@ def read(table: Mapping[str, object]) -> Imported:
     _weights(given, low, reading)
     read_rows(AXOLOTL_TRAIN, given, reading)
     _recompute(given, reading)
-    set_packing(reading, given, "sample_packing")
+    set_packing(reading, given, "sample_packing", absent=False)
     read_attention(given, reading)
     _others(given, reading)
     found = reading.done()

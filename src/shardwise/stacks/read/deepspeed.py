@@ -84,6 +84,20 @@ def read(table: Mapping[str, object]) -> Imported:
     return reading.done()
 
 
+def read_file(table: Mapping[str, object]) -> Imported:
+    """The settings of a JSON on its own: without a scheduler its learning rate stays.
+
+    Inside another stack's file, that stack decides the schedule.
+    """
+    found = read(table)
+    if not table.get("optimizer") or table.get("scheduler"):
+        return found
+    constant: dict[str, object] = {"train.schedule": "constant"}
+    outcome = Outcome("default", "scheduler", fields=constant)
+    train = {**found.train, "schedule": "constant"}
+    return found._replace(train=train, outcomes=(*found.outcomes, outcome))
+
+
 def _read_inner_axes(table: Mapping[str, object], reading: Reading) -> int:
     """Read tensor parallelism (AutoTP) and Ulysses, which DeepSpeed calls sequence parallelism.
 

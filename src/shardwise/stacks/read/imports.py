@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -86,8 +86,7 @@ def _import(path: Path) -> Imported:
             return torch_script.read(text)
         if kind == ".toml":
             return _toml(path)
-        read = _json if kind == ".json" or text.lstrip().startswith("{") else _yaml
-        return _table(read(text, path), path)
+        return _table(_parsed(text, path), path)
     except (RecursionError, MemoryError):
         raise SpecError(f"import: {path} is nested too deeply for a configuration") from None
 
@@ -176,27 +175,44 @@ def _check_keys(node: Any, path: Path) -> None:
 
 def _table(found: object, path: Path) -> Imported:
     """Read a table with the reader of the stack that it belongs to."""
-    from shardwise.stacks.read import accelerate, axolotl, deepspeed, llama_factory, trainer
+    from shardwise.stacks.read.stack_files import STACK_FILES
 
+    table = _keyed_by_text(found, path)
+    for file in STACK_FILES.values():
+        if file.fits(table):
+            return file.read(table)
+    raise SpecError(f"import: {path} is not recognised; known are {_KNOWN}")
+
+
+def _keyed_by_text(found: object, path: Path) -> Mapping[str, object]:
+    """What a file holds, if it is a table whose keys are texts; SpecError otherwise."""
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise SpecError(f"import: {path} holds no settings; known are {_KNOWN}")
-    readers: tuple[tuple[bool, Callable[[Mapping[str, object]], Imported]], ...] = (
-        ("distributed_type" in found or "compute_environment" in found, accelerate.read),
-        (axolotl.is_axolotl(found), axolotl.read),
-        (llama_factory.is_version_1(found), llama_factory.refuse_version_1),
-        (llama_factory.is_llama_factory(found), llama_factory.read),
-        (trainer.is_trl(found), trainer.read_trl),
-        (trainer.is_trainer(found), trainer.read),
-        (
-            any(key in found for key in ("zero_optimization", "train_micro_batch_size_per_gpu",
-                                         "train_batch_size")),
-            deepspeed.read,
-        ),
-    )  # fmt: skip
-    for fits, read in readers:
-        if fits:
-            return read(found)
-    raise SpecError(f"import: {path} is not recognised; known are {_KNOWN}")
+    return found
+
+
+def read_table(path: Path) -> Mapping[str, object]:
+    """The table of a YAML or JSON of another stack, or the arguments in a script.
+
+    Raises:
+        SpecError: The file is not such a table.
+    """
+    text = _text(path)
+    try:
+        if path.suffix.lower() == ".py":
+            from shardwise.stacks.read.source import Script
+            from shardwise.stacks.read.trainer_script import table_of
+
+            return table_of(Script(text))
+        return _keyed_by_text(_parsed(text, path), path)
+    except (RecursionError, MemoryError):
+        raise SpecError(f"import: {path} is nested too deeply for a configuration") from None
+
+
+def _parsed(text: str, path: Path) -> object:
+    """The values of a JSON or YAML."""
+    is_json = path.suffix.lower() == ".json" or text.lstrip().startswith("{")
+    return _json(text, path) if is_json else _yaml(text, path)
 
 
 def imported_cluster(imported: Imported) -> str | None:

@@ -10,12 +10,17 @@ from shardwise.stacks.outcomes import UNSAID, Outcome
 from shardwise.stacks.read.imported import Reading, flag
 
 
-def set_packing(reading: Reading, table: Mapping[str, object], key: str) -> None:
-    """Set `data.packing` from a boolean key; do nothing if the key is absent.
+def set_packing(
+    reading: Reading, table: Mapping[str, object], key: str, absent: bool | None = None
+) -> None:
+    """Set `data.packing` from a boolean key, or from the stack's default if it is `absent`.
 
-    If `[data]` is not valid with this setting alone, report it as lost.
+    Nothing is set without a default, or if the value is known only at run time. If `[data]` is not
+    valid with this setting alone, report it as lost.
     """
     if table.get(key) is None:
+        if absent is not None and key not in reading.undecided:
+            reading.default(key, {"data.packing": absent}, absent)
         return
     packed = flag(table, key, otherwise=False)
     try:

@@ -175,7 +175,8 @@ def read(
         set_lora(reading, table, _TRL_LORA)
     set_base(reading, table.get("dtype") or table.get("torch_dtype") or "float32", _bits(table))
     set_master(reading, loaded_dtype(reading, table.get("dtype") or table.get("torch_dtype")))
-    set_packing(reading, table, "packing")
+    of_sft = is_trl(table) and objective_of_table(table) is None
+    set_packing(reading, table, "packing", False if of_sft else None)
     read_attention(table, reading)
     set_model(reading, table, "model_name_or_path")
     return reading.done()._replace(objective=objective_of_table(table))

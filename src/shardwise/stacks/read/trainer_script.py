@@ -51,6 +51,23 @@ def has_arguments(script: Script) -> bool:
     return script.uses(*ARGUMENTS)
 
 
+def table_of(script: Script) -> dict[str, object]:
+    """The arguments that a script gives to TrainingArguments or a config of TRL.
+
+    Raises:
+        SpecError: It creates none.
+    """
+    call = next(iter(script.calls(*ARGUMENTS)), None)
+    if call is None:
+        raise SpecError("import: the script creates neither TrainingArguments nor a config of TRL")
+    given = {key: _value(key, value, []) for key, value in call.keywords.items()}
+    table = {key: value for key, value in given.items() if value is not _MISSING}
+    if call.name == _DPO:
+        # It says which trainer the arguments are for, as the key does in a file.
+        table.setdefault("precompute_ref_log_probs", False)
+    return table
+
+
 def read(script: Script) -> Imported:
     """The settings of the first call that creates TrainingArguments or a config of TRL."""
     call = next(script.calls(*ARGUMENTS))
@@ -80,7 +97,7 @@ def read(script: Script) -> Imported:
         frozenset(key for key in undecided if key not in table),
     )
     read_model(script, reading)
-    set_packing(reading, table, "packing")
+    set_packing(reading, table, "packing", False if call.name == "SFTConfig" else None)
     set_model_of_script(script, reading)
     for key in ("use_peft", "load_in_4bit", "load_in_8bit"):
         if table.get(key) and not reading.adapter:

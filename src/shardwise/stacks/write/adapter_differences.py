@@ -60,7 +60,7 @@ def _of_train(run: RunSpec, back: Imported, who: str) -> list[Difference]:
     if run.train is None:
         return []
     theirs = TrainSettings.read(back.train)
-    unused = _unused(run, run.train)
+    unused = unused_settings(run, run.train)
     why = f"{who} has no such setting"
     return [
         Difference(why, {f"train.{name}": getattr(run.train, name)})
@@ -69,7 +69,7 @@ def _of_train(run: RunSpec, back: Imported, who: str) -> list[Difference]:
     ]
 
 
-def _unused(run: RunSpec, train: TrainSettings) -> set[str]:
+def unused_settings(run: RunSpec, train: TrainSettings) -> set[str]:
     """The names of settings without effect in this run."""
     unused = {"final_learning_rate"} if train.schedule == "constant" else set()
     # One of the two decides how long a run is.

@@ -128,8 +128,9 @@ def data_files(run: RunSpec) -> tuple[str, list[str]] | None:
 
 
 def packs(run: RunSpec) -> bool:
-    """Whether sequences are packed: always for text, as `data.packing` says for chat."""
-    return run.data is None or run.data.packing or not holds_chat(run.data)
+    """Whether sequences are packed: always for text, as `data.packing` says for other data."""
+    data = run.data
+    return data is None or data.packing or not (data.synthetic or holds_chat(data))
 
 
 def whole_alpha(adapter: Adapter) -> int:

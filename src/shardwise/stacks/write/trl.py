@@ -68,7 +68,7 @@ def _table(run: RunSpec) -> dict[str, Any]:
         table |= {"beta": 0.1, "precompute_ref_log_probs": not run.job.has_reference}
     else:
         table["packing"] = packs(run)
-    if not dpo and not holds_chat(run.data):
+    if table.get("packing") and not holds_chat(run.data):
         # One stream of tokens, cut where a sequence is full.
         table["packing_strategy"] = "wrapped"
     # TRL's defaults are true.
