@@ -15,6 +15,7 @@ from shardwise.stacks.training_arguments import (
     AXOLOTL_BATCH,
     AXOLOTL_TRAIN,
     BATCH,
+    DPO,
     METHODS,
     SCHEDULE,
     SFT,
@@ -47,6 +48,9 @@ def test_defaults_are_those_of_trl() -> None:
     theirs = defaults_of_class(trl.SFTConfig)
     check_defaults((*BATCH, *but(TRAIN, SFT), SCHEDULE), theirs)
     assert trainer.TRL_DEFAULTS["max_length"] == theirs["max_length"]
+    of_dpo = defaults_of_class(trl.DPOConfig)
+    check_defaults((*BATCH, *but(TRAIN, DPO), SCHEDULE), of_dpo)
+    assert trainer.TRL_DEFAULTS["max_length"] == of_dpo["max_length"]
 
 
 def test_defaults_are_those_of_axolotl() -> None:

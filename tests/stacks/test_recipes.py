@@ -280,3 +280,69 @@ def test_deepspeed_reads_the_same(tmp_path: Path) -> None:
         assert found.strategy["micro_batch"] == micro_batch
         # Without an optimizer in the file, the run's own default holds.
         assert TrainSettings.read(found.train).clip_norm == clip
+
+
+AXOLOTL = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+from axolotl.utils.schemas.config import AxolotlInputConfig
+answers = {}
+for name, table in json.load(open(sys.argv[1])).items():
+    made = AxolotlInputConfig(**table)
+    answers[name] = {key: getattr(value, "value", value) for key, value in vars(made).items()}
+print("ANSWER " + json.dumps(answers, default=str))
+"""
+# Where axolotl leaves a key to transformers it is None.
+OF_AXOLOTL = {"micro_batch_size": "per_device_train_batch_size", "num_epochs": "num_train_epochs",
+              "sequence_len": "max_length", "lr_scheduler": "lr_scheduler_type",
+              "optimizer": "optim", "sample_packing": "packing",
+              "gradient_accumulation_steps": "gradient_accumulation_steps",
+              "max_steps": "max_steps", **dict.fromkeys(NUMBERS)}  # fmt: skip
+
+
+@pytest.mark.nightly
+def test_axolotl_reads_the_same(tmp_path: Path) -> None:
+    asked = {name: one.table for name, one in RECIPES.items() if one.stack == "axolotl"}
+    (tmp_path / "asked.json").write_text(json.dumps(asked))
+    for name, theirs in ask(AXOLOTL, tmp_path, "asked.json").items():
+        ours = settings(RECIPES[name], tmp_path)
+        named = {**SCHEDULES, **OPTIMIZERS}
+        for key, ourname in OF_AXOLOTL.items():
+            value = theirs.get(key)
+            counted = key != "num_epochs" or ours["max_steps"] < 0
+            if value is not None and counted:
+                assert ours[ourname or key] == named.get(str(value), value), (name, key)
+
+
+LLAMA_FACTORY = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+from transformers import HfArgumentParser
+from llamafactory.hparams import (
+    DataArguments, FinetuningArguments, GeneratingArguments, ModelArguments, TrainingArguments)
+kinds = (ModelArguments, DataArguments, TrainingArguments, FinetuningArguments, GeneratingArguments)
+answers = {}
+for name, table in json.load(open(sys.argv[1])).items():
+    on_cpu = {**table, "use_cpu": True, "bf16": False, "report_to": "none"}
+    model, data, train, tune, _ = HfArgumentParser(kinds).parse_dict(on_cpu)
+    simple = {key: getattr(value, "value", value) for key, value in vars(train).items()}
+    simple |= {"cutoff_len": data.cutoff_len, "packs": bool(data.packing), "stage": tune.stage,
+               "disabled": model.disable_gradient_checkpointing}
+    answers[name] = {key: value for key, value in simple.items()
+                     if isinstance(value, (int, float, str))}
+print("ANSWER " + json.dumps(answers, default=str))
+"""
+
+
+@pytest.mark.nightly
+def test_llama_factory_reads_the_same(tmp_path: Path) -> None:
+    asked = {name: one.table for name, one in RECIPES.items() if one.stack == "llama-factory"}
+    (tmp_path / "asked.json").write_text(json.dumps(asked))
+    for name, theirs in ask(LLAMA_FACTORY, tmp_path, "asked.json").items():
+        ours = settings(RECIPES[name], tmp_path)
+        theirs |= {"gradient_checkpointing": not theirs["disabled"], "max_length": 2048,
+                   # It packs in its stage pt, when it loads the data.
+                   "packing": theirs["packs"] or theirs["stage"] == "pt"}  # fmt: skip
+        assert ours == of_arguments(theirs, ours), name
+        # It keeps one token of packed sequences for padding.
+        assert theirs["cutoff_len"] in (ours["max_length"], ours["max_length"] - 1)

@@ -80,7 +80,8 @@ def read(table: Mapping[str, object]) -> Imported:
     _trained(given, reading)
     _weights(given, reading)
     _recompute(given, reading)
-    set_packing(reading, given, "packing", absent=given.get("stage") == "pt")
+    packs = "neat_packing" if flag(given, "neat_packing", otherwise=False) else "packing"
+    set_packing(reading, given, packs, absent=given.get("stage") == "pt")
     read_flash_attn(given, reading)
     if flag(given, LIGER, otherwise=False):
         reading.given(LIGER, fused_loss("liger"), why=f"; {OTHER_KERNELS}")
