@@ -1,4 +1,4 @@
-"""Thirty-six inputs as people write them, for the stacks whose recipes an import keeps."""
+"""Inputs as people write them, for the stacks whose recipes an import keeps."""
 
 from __future__ import annotations
 
@@ -119,6 +119,8 @@ RECIPES: dict[str, Recipe] = {
     "sft, no recompute": script("SFTConfig", {**BATCH, "gradient_checkpointing": False,
                                               "adam_beta2": 0.95, "warmup_steps": 100,
                                               "max_steps": 2000, "seed": 0}),
+    "sft, bf16": script("SFTConfig", BATCH, "model = AutoModelForCausalLM.from_pretrained(model_id"
+                        ", dtype=torch.bfloat16)\n"),
     "dpo": script("DPOConfig", {**BATCH, "beta": 0.1, **FSDP}),
     "dpo, lora": script("DPOConfig", {"per_device_train_batch_size": 4, "learning_rate": 5e-6,
                                       "lr_scheduler_type": "constant_with_warmup",

@@ -74,10 +74,12 @@ def edits_of(run: RunSpec, exported: Exported, stack: str, path: FilePath) -> li
     if not (file.fits(mine) or script or (stack == "trl" and STACK_FILES["trainer"].fits(mine))):
         raise SpecError(f"against: {path} is no configuration of {stack}; give the stack it is for")
     theirs = yaml_table(exported.text)
+    loaded: dict[str, object] = {}
     if script:
-        # The model and its adapters are in other calls of the script.
+        # The model, its dtype and its adapters are in other calls of the script.
+        loaded = {"dtype": theirs["dtype"]} if "dtype" in theirs else {}
         theirs = {key: value for key, value in theirs.items() if key in _ARGUMENTS or key in mine}
-    return edits(mine, theirs, lambda table: _meaning(file.read(table), run))
+    return edits(mine, theirs, lambda table: _meaning(file.read({**loaded, **table}), run))
 
 
 class Meaning(NamedTuple):
