@@ -68,8 +68,8 @@ def how_planned(name: str, architecture: str) -> str:
         with time_limit(), torch.device("meta"):
             module: Any = model_from_config(table, name)
             longest = longest_sequence(table)
-            fixed = module.main_input_name == "pixel_values" and longest
-            module_units(module, longest if fixed else min(128, longest or 128))
+            fixed = module.main_input_name == "pixel_values"
+            module_units(module, longest if fixed and longest else min(128, longest or 128))
     except SpecError as error:
         return one_line(str(error))
     except Exception as error:
