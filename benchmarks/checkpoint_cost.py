@@ -51,7 +51,7 @@ class Bench:
 
         from shardwise.checkpoint.dcp import state
         from shardwise.checkpoint.dcp.save import Saver
-        from shardwise.checkpoint.format.place import find_place
+        from shardwise.checkpoint.format.storage import find_storage
 
         self._torch, self._dist, self._state = torch, dist, state
         # 12 bytes per parameter: itself and two moments, in fp32.
@@ -67,11 +67,11 @@ class Bench:
         self.model(torch.randn(2, width)).square().mean().backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.tensors = state.updated(self.model, self.optimizer)
+        self.tensors = state.updated_tensors(self.model, self.optimizer)
         self.folder = folder
-        self.place = find_place(str(folder / "ours"))
+        self.place = find_storage(str(folder / "ours"))
         self.at_once = Saver(self.place, keep=0, background=False)
-        self.behind = Saver(find_place(str(folder / "behind")), keep=0, background=True)
+        self.behind = Saver(find_storage(str(folder / "behind")), keep=0, background=True)
         self.step = 0
 
     def save_torch(self) -> None:
@@ -187,7 +187,7 @@ def time_fsck(folder: Path, rounds: int) -> list[dict[str, float]]:
     """Seconds of reading and hashing, and of fsck, in alternating order."""
     from shardwise.checkpoint.format.checksum import crc32
     from shardwise.checkpoint.format.folder import LocalFolder
-    from shardwise.checkpoint.verify.fsck import check
+    from shardwise.checkpoint.verify.fsck import verify_checkpoint
 
     def floor() -> None:
         buffer = memoryview(bytearray(2**20))
@@ -198,7 +198,7 @@ def time_fsck(folder: Path, rounds: int) -> list[dict[str, float]]:
                     value = crc32(buffer[:count], value)
 
     def fsck() -> None:
-        assert check(LocalFolder(folder), processes=1).verified
+        assert verify_checkpoint(LocalFolder(folder), processes=1).verified
 
     turns: list[dict[str, float]] = []
     for number in range(rounds + 1):

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from shardwise.trials.accept.victim import NAME, Victim, train_command
+from shardwise.trials.accept.victim import NAME, KillableRun, train_command
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = """
@@ -73,7 +73,7 @@ class Ended(NamedTuple):
     bit_equal: bool
 
 
-def start(folder: Path, setup: tuple[int, str], torchrun: bool = False) -> Victim:
+def start(folder: Path, setup: tuple[int, str], torchrun: bool = False) -> KillableRun:
     """Start a run in a folder of its own."""
     processes, strategy = setup
     folder.mkdir(parents=True)
@@ -88,7 +88,7 @@ def start(folder: Path, setup: tuple[int, str], torchrun: bool = False) -> Victi
         ]
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     os.environ.update(PYTHONPATH=path, OMP_NUM_THREADS="1")
-    return Victim(folder, command, lambda: PATIENCE_S)
+    return KillableRun(folder, command, lambda: PATIENCE_S)
 
 
 def reference(folder: Path, setup: tuple[int, str]) -> dict[str, Any]:
@@ -100,12 +100,12 @@ def reference(folder: Path, setup: tuple[int, str]) -> dict[str, Any]:
 
 def disturbed(
     folder: Path, setup: tuple[int, str], seed: int, most: int, torchrun: bool
-) -> tuple[list[Kill], Victim]:
+) -> tuple[list[Kill], KillableRun]:
     """Kill ranks of a run repeatedly, until it ends or does not recover."""
     chance = random.Random(seed)
     run = start(folder, setup, torchrun)
     kills: list[Kill] = []
-    if not run.reaches(1):
+    if not run.wait_for_step(1):
         return kills, run
     settled = True
     while run.running and len(kills) < most:
@@ -119,7 +119,7 @@ def disturbed(
             kills.append(Kill(seed, *setup, rank, step, settled, None))
             settled = False
             continue
-        back = run.reaches(step + 1)
+        back = run.wait_for_step(step + 1)
         took = time.monotonic() - begin if back else None
         kills.append(Kill(seed, *setup, rank, step, settled, took))
         if back:

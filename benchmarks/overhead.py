@@ -37,9 +37,9 @@ from shardwise.trials.accept.overhead import (
     Loop,
     Work,
     bare_loop,
+    hand_written_means,
     plain_loop,
     take_turns,
-    together,
     trainer_loop,
 )
 
@@ -175,7 +175,7 @@ def main() -> None:
     arguments = ("--worker", "--rounds", str(options.rounds))
     seconds: dict[str, list[float]] = run_two_ranks(__file__, *arguments)
     # The two hand-written instances together are the baseline; their ratio is the noise.
-    usual = together(seconds)
+    usual = hand_written_means(seconds)
     ratios = {
         name: [base / own for base, own in zip(_base(name, seconds, usual), taken, strict=True)]
         for name, taken in seconds.items()

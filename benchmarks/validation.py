@@ -22,8 +22,8 @@ from shardwise.predict.program.events import (
     Repeat,
     Run,
     Wait,
-    join,
-    structure,
+    join_programs,
+    structure_key,
 )
 from shardwise.predict.program.prices import Prices
 from shardwise.predict.program.sizes import Sizes
@@ -427,7 +427,7 @@ def _alike(rows: tuple[Row, ...]) -> list[Alike]:
             (cost.piece, *(len(one) for one in cost.of if isinstance(one, tuple))) for cost in costs
         )
         low = row.strategy.linear_dtype
-        key = (structure(program), pieces, row.compiled, low, row.hardware.measured)
+        key = (structure_key(program), pieces, row.compiled, low, row.hardware.measured)
         groups.setdefault(key, []).append(index)
     return [_joined([rows[index] for index in chosen], chosen) for chosen in groups.values()]
 
@@ -456,7 +456,7 @@ def _joined(rows: list[Row], chosen: list[int]) -> Alike:
     return Alike(
         rows=chosen,
         tokens=np.asarray([row.tokens for row in rows]),
-        program=_renumbered(join([one.program for one in emitted]), numbers),
+        program=_renumbered(join_programs([one.program for one in emitted]), numbers),
         sizes=Column([one.sizes for one in emitted]),
         hardware=Column([row.hardware for row in rows]),
         asked=given,

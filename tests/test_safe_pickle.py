@@ -219,7 +219,7 @@ def test_files_are_read_by_size_where_memory_cannot_be_limited(
 ) -> None:
     """As on Windows: no module `resource`."""
     python = ["-c", "import sys; sys.stdin.buffer.read(); sys.exit(13)"]
-    monkeypatch.setattr("shardwise.observe.safe_pickle._words", lambda *_: python)
+    monkeypatch.setattr("shardwise.observe.safe_pickle._child_arguments", lambda *_: python)
     assert load_pickle(pickle.dumps(DATA)) == DATA
     monkeypatch.setattr("shardwise.observe.safe_pickle.UNLIMITED_BYTES", 10)
     assert "cannot limit" in str(refused(pickle.dumps(DATA)))
@@ -261,7 +261,9 @@ def test_reading_does_not_call_python_for_each_instruction(
     counted = tmp_path / "counted"
     code = COUNTING.format(counted=str(counted), file=safe_pickle.__file__)
     limits = ["20000000000", "600"]
-    monkeypatch.setattr(safe_pickle, "_words", lambda *_: ["-I", "-S", "-c", code, *limits])
+    monkeypatch.setattr(
+        safe_pickle, "_child_arguments", lambda *_: ["-I", "-S", "-c", code, *limits]
+    )
     calls = 0
 
     def count(*_: object) -> None:

@@ -149,7 +149,7 @@ def _hook() -> None:
     """Wrap the functions that save and load."""
     from shardwise.checkpoint.dcp.reader import CheckpointReader
     from shardwise.checkpoint.dcp.save import Saver
-    from shardwise.checkpoint.format.place import LocalPlace
+    from shardwise.checkpoint.format.storage import LocalStorage
 
     def around(owner: Any, name: str, before: str = "", after: str = "") -> None:
         inner: Callable[..., Any] = getattr(owner, name)
@@ -167,11 +167,11 @@ def _hook() -> None:
         setattr(owner, name, outer)
 
     around(Saver, "save", before="before save")
-    around(LocalPlace, "commit", before="before commit", after="after commit")
+    around(LocalStorage, "commit", before="before commit", after="after commit")
     around(CheckpointReader, "read_data", before="during load")
-    inner_create = LocalPlace.create
+    inner_create = LocalStorage.create
 
-    def create(place: LocalPlace, step: int, name: str) -> Any:
+    def create(place: LocalStorage, step: int, name: str) -> Any:
         file: Any = inner_create(place, step, name)
         inner_write, count = file.write, 0
 
@@ -185,7 +185,7 @@ def _hook() -> None:
         file.write = write
         return file
 
-    LocalPlace.create = create  # type: ignore[method-assign, assignment]
+    LocalStorage.create = create  # type: ignore[method-assign, assignment]
 
 
 def _raise() -> None:

@@ -66,13 +66,13 @@ def break_run(folder: Path, case: Case, expected: Reference) -> Outcome:
         run.step_s = fault.step_s
         for number in range(count):
             run.start(number)
-        if not run.reaches(1):
+        if not run.wait_for_step(1):
             return _failed(case, fault, f"did not start: {run.said(0)[-500:]}")
         # Looked up before the moment of the fault: the run would go on meanwhile, and may end.
         ports = run.unexpected_ports()
         trains = [number for number in range(count) if run.ranks(number)]
         victim, survivor = (0, 1) if fault.of_server else (trains[-1], trains[0])
-        if not run.reaches(case.moment):
+        if not run.wait_for_step(case.moment):
             return _failed(case, fault, f"did not train: {run.said(0)[-500:]}")
         noticed_s, recovery_s = _follow(run, fault, victim, survivor)
         survived = run.ends() and run.step() == STEPS
@@ -127,7 +127,7 @@ def _follow(
         if wait_until(lambda: "Recovered" in run.said(survivor)):
             recovered = time.monotonic()
     injecting.join()
-    run.reaches(step + 1)
+    run.wait_for_step(step + 1)
     if noticed_s is None or recovered is None:
         return noticed_s, None
     can_begin = begin + noticed_s if fault.elastic else max(begin + noticed_s, over[0])

@@ -164,7 +164,7 @@ class Cluster:
         except (OSError, ValueError):
             return {}
 
-    def reaches(self, step: int) -> bool:
+    def wait_for_step(self, step: int) -> bool:
         return wait_until(lambda: self.step() >= step)
 
     def said(self, number: int) -> str:

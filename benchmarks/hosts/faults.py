@@ -91,7 +91,7 @@ def _grow(run: Cluster, victim: int) -> None:
     """The host leaves, the others go on, and it comes back while they train."""
     before = run.step()
     run.kill(victim)
-    run.reaches(before + 2)
+    run.wait_for_step(before + 2)
     run.start(victim)
     other = 0 if victim else 1
     wait_until(lambda: JOINED in run.said(other) or "the run is done" in run.said(victim))

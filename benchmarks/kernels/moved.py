@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.kernels.fitting import Numbers, Prior, Values
 from benchmarks.kernels.study import Key, Problem, Result, Skipped, grouped, solve, too_few
 from benchmarks.kernels.tables import Row, read
-from shardwise.spec.kernels import moved_s
+from shardwise.spec.kernels import memory_bound_s
 
 BYTES = 32 * 2**20
 # Faster than the memory of a device: from a cache.
@@ -68,7 +68,7 @@ def studies() -> Iterator[Result]:
         seconds = np.asarray([row.number("ms") for row in rows]) / 1e3
 
         def form(v: Values, moved: Numbers = moved, rate: float = rate) -> Numbers:
-            found: Numbers = moved_s(moved, rate, v["share"], v["call_s"])
+            found: Numbers = memory_bound_s(moved, rate, v["share"], v["call_s"])
             return found
 
         priors = {"share": SHARE, "call_s": Prior(8e-6, 0.7)}
@@ -88,7 +88,7 @@ def _streams() -> Iterator[Result]:
         moved = np.full(len(rows), 2.0**30)
 
         def form(v: Values, moved: Numbers = moved, rate: float = rate) -> Numbers:
-            found: Numbers = moved_s(moved, rate, v["share"])
+            found: Numbers = memory_bound_s(moved, rate, v["share"])
             return found
 
         problem = Problem(

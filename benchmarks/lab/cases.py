@@ -23,7 +23,7 @@ from benchmarks.lab.baseline import spread, write_run_toml
 from benchmarks.lab.network import BURST_S, hosts, set_rate
 from benchmarks.lab.quiet import BUSY, usage, wait_until_quiet
 from benchmarks.lab.session import Session
-from shardwise.observe.observation import Observation, shares, units_of
+from shardwise.observe.observation import Observation, step_shares, units_of
 from shardwise.observe.summary import summarise
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.lookup import find_cluster
@@ -175,7 +175,7 @@ def _train(case: Case, session: Session, folder: Path, kept: Kept) -> None:
     kept.loss[:] = [line["loss"] for line in outcome.metrics if "loss" in line]
     traces = sorted(folder.glob("traces/step-*/*.json.gz"))
     if traces:
-        kept.exposed.append(shares(summarise(traces))[1])
+        kept.exposed.append(step_shares(summarise(traces))[1])
     if outcome.measured and "memory" in outcome.measured:
         kept.peak_bytes.append(outcome.measured["memory"]["peak_allocated_bytes"])
     median = statistics.median(outcome.step_s)

@@ -20,7 +20,7 @@ from benchmarks.lab.cases import SEQ_LEN, STRATEGIES, load
 from benchmarks.lab.experiments import CROSSING, QUESTIONS, predict
 from benchmarks.lab.quiet import why_not_judged
 from benchmarks.lab.sweep import BATCHES, RATES, Cell, read_cells
-from shardwise.observe.observation import Observation, Parts
+from shardwise.observe.observation import Observation, StepSeconds
 from shardwise.predict.rates import Coefficients
 
 # Strategies whose step times differ by less are not ranked.
@@ -85,7 +85,7 @@ def measure() -> dict[str, Any]:
 
 
 def _ranking(
-    seen: dict[Cell, Observation], predicted: dict[Cell, Parts]
+    seen: dict[Cell, Observation], predicted: dict[Cell, StepSeconds]
 ) -> tuple[int, int, list[str]]:
     right = pairs = 0
     wrong = []
@@ -105,7 +105,7 @@ def _ranking(
 
 
 def _doubling(
-    seen: dict[Cell, Observation], predicted: dict[Cell, Parts]
+    seen: dict[Cell, Observation], predicted: dict[Cell, StepSeconds]
 ) -> dict[str, tuple[float, float]]:
     """Efficiency gained by twice the rate, predicted and measured.
 
@@ -158,7 +158,7 @@ def _crosses(steps: Mapping[str, float]) -> float | None:
     return crossing if CROSSING[0] <= crossing <= CROSSING[-1] else None
 
 
-def _regret(seen: dict[Cell, Observation], predicted: dict[Cell, Parts]) -> dict[str, float]:
+def _regret(seen: dict[Cell, Observation], predicted: dict[Cell, StepSeconds]) -> dict[str, float]:
     """How much slower the configuration predicted fastest is than the best measured one."""
     found = {}
     for rate in RATES:

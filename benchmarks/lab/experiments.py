@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.lab.calibrated import calibrated
 from benchmarks.lab.cases import MODEL, RANKS_PER_HOST, STRATEGIES, Case, load, measure_cases
-from shardwise.observe.observation import Observation, Parts, units_of
+from shardwise.observe.observation import Observation, StepSeconds, units_of
 from shardwise.predict.api import estimate_run
 from shardwise.predict.rates import Coefficients
 
@@ -109,7 +109,7 @@ def measure(name: str) -> Callable[[], Mapping[str, Any]]:
     return run
 
 
-def predict(case: Case, k: Coefficients) -> Parts:
+def predict(case: Case, k: Coefficients) -> StepSeconds:
     """Predict a step; `k` is for ranks that share a core and is rescaled for fewer ranks."""
     run = case.run()
     blank = Observation(run, units_of(run), 1.0, None, None)

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from shardwise.runs.contribution.check import impossible
+from shardwise.runs.contribution.check import impossible_numbers
 from shardwise.runs.contribution.record import Contribution
 from shardwise.spec.read_file import read_json
 from shardwise.spec.record import SpecError
@@ -77,7 +77,7 @@ def check(folder: Path = RUNS) -> Checked:
         except SpecError as error:
             problems += error.problems
             continue
-        wrong = [f"{where}: {problem}" for problem in impossible(entry.run)]
+        wrong = [f"{where}: {problem}" for problem in impossible_numbers(entry.run)]
         first = next((other.path for other in entries if entry.repeats(other)), None)
         if first is not None:
             wrong.append(

@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from benchmarks.faults.plant import Small
-from shardwise.checkpoint.format.place import LocalPlace
+from shardwise.checkpoint.format.storage import LocalStorage
 from shardwise.pytorch.private import local_tensor
 
 DIGESTS = "SHARDWISE_DIGESTS"
@@ -46,13 +46,13 @@ def model() -> nn.Module:
 
 
 def _slow_down_commits(seconds: float) -> None:
-    commit = LocalPlace.commit
+    commit = LocalStorage.commit
 
-    def slow_commit(place: LocalPlace, step: int, data: bytes) -> None:
+    def slow_commit(place: LocalStorage, step: int, data: bytes) -> None:
         time.sleep(seconds)
         commit(place, step, data)
 
-    LocalPlace.commit = slow_commit  # type: ignore[method-assign, assignment]
+    LocalStorage.commit = slow_commit  # type: ignore[method-assign, assignment]
 
 
 def write_digest(optimizer: Any, path: Path) -> None:

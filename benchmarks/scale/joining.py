@@ -44,12 +44,12 @@ def synthetic(rank: int, ranks: int, calls: int) -> Calls:
 
 
 def measure(ranks: int, calls: int) -> dict[str, float]:
-    from shardwise.observe.ranks import join
+    from shardwise.observe.ranks import join_collectives
 
     each = [synthetic(rank, ranks, calls) for rank in range(ranks)]
     before = reset_peak()
     start = time.process_time()
-    joined = join(each)
+    joined = join_collectives(each)
     last = joined.last_to_arrive()
     transfer = joined.transfer_ns
     took = time.process_time() - start

@@ -12,12 +12,12 @@ from typing import Any, get_args, get_type_hints
 from make.fields import DRAFT, meaning, plain
 from make.values import either, schema_of
 from shardwise.planning.layout import Layout
-from shardwise.planning.least import Obstacle, Target
 from shardwise.planning.money import SizeReason
 from shardwise.planning.plan import Objective
 from shardwise.planning.reasons import layout, limits, settings, warnings
 from shardwise.planning.reasons.reason import Reason
 from shardwise.planning.rows import Candidate
+from shardwise.planning.threshold import Obstacle, Target
 from shardwise.planning.ways import Change
 from shardwise.spec.job import Job
 from shardwise.spec.mesh import Mesh

@@ -17,14 +17,14 @@ from shardwise.spec.recognise import recognise
 from shardwise.step.profile import CollectiveProfile, StepProfile, TimeProfile
 from shardwise.trials.accept import workload
 from shardwise.trials.accept.bench import Bench, TrainedRun
-from shardwise.trials.accept.checks import CHECKS, Checked, run_check
+from shardwise.trials.accept.checks import CHECKS, CompletedCheck, run_check
 from shardwise.trials.accept.collectives import counted_as_predicted
-from shardwise.trials.accept.line import CheckFailedError, Line, judged, not_run
+from shardwise.trials.accept.line import CheckFailedError, Line, judge, not_run
 from shardwise.trials.accept.machine import Machine
 from shardwise.trials.accept.memory import check_memory
 from shardwise.trials.accept.overhead import AGAIN, BARE, OURS, slowdown
 from shardwise.trials.accept.parity import CASES, Case
-from shardwise.trials.accept.result import Result, with_missing, write_result
+from shardwise.trials.accept.result import Result, with_missing_checks, write_result
 from shardwise.trials.accept.step_time import check_step_time
 from tests.screens import assert_screen
 
@@ -48,16 +48,16 @@ def test_the_table_shows_every_line_and_each_reason_once(
     monkeypatch.setenv("NO_COLOR", "1")
     needs = "needs a multiple of 4 devices"
     lines = [
-        judged("ddp", "≤ 1e-10", "2e-15", True, difference=2e-15),
-        judged("zero3", "≤ 1e-10", "4e-03", False, "trains something else than one device"),
+        judge("ddp", "≤ 1e-10", "2e-15", True, difference=2e-15),
+        judge("zero3", "≤ 1e-10", "4e-03", False, "trains something else than one device"),
         not_run("zero3, groups of 2", "≤ 1e-10", needs),
         not_run("ddp, tensor 2", "≤ 1e-10", needs),
     ]
     memory = [
-        judged("zero3, allocated", "61.2 MiB ± 3%", "61.0 MiB (+0.3%)", True),
-        judged("what no column has room for", "one two three four five", LONG, True),
+        judge("zero3, allocated", "61.2 MiB ± 3%", "61.0 MiB (+0.3%)", True),
+        judge("what no column has room for", "one two three four five", LONG, True),
     ]
-    checked = [Checked("parity", lines, 12.3), Checked("memory", memory, 4.0)]
+    checked = [CompletedCheck("parity", lines, 12.3), CompletedCheck("memory", memory, 4.0)]
     result = Result(CPUS, checked, {}, None, 75.2)
     print_result(result, Path("accept.json"))
     printed = capsys.readouterr().out
@@ -74,8 +74,11 @@ def test_the_table_shows_every_line_and_each_reason_once(
 
 
 def test_what_was_stopped_is_not_accepted() -> None:
-    seen = [Checked("parity", [judged("ddp", "", "", True)], 1.0), Checked("memory", [], 0.1)]
-    checked = with_missing(seen, ["parity", "memory", "time"], "stopped by SIGINT")
+    seen = [
+        CompletedCheck("parity", [judge("ddp", "", "", True)], 1.0),
+        CompletedCheck("memory", [], 0.1),
+    ]
+    checked = with_missing_checks(seen, ["parity", "memory", "time"], "stopped by SIGINT")
     assert [[line.verdict for line in one.lines] for one in checked] == [
         ["ok"],
         ["not run"],
@@ -86,9 +89,9 @@ def test_what_was_stopped_is_not_accepted() -> None:
 
 
 def test_a_machine_that_shows_nothing_is_not_accepted() -> None:
-    nothing = [Checked("overhead", [not_run("it", "", "busy")], 1.0)]
+    nothing = [CompletedCheck("overhead", [not_run("it", "", "busy")], 1.0)]
     assert not Result(CPUS, nothing, {}, None, 1.0).passed
-    something = [*nothing, Checked("parity", [judged("ddp", "", "", True)], 1.0)]
+    something = [*nothing, CompletedCheck("parity", [judge("ddp", "", "", True)], 1.0)]
     assert Result(CPUS, something, {}, None, 1.0).passed
 
 
@@ -99,7 +102,7 @@ def test_every_check_has_a_title() -> None:
 @pytest.mark.parametrize("error", [CheckFailedError("it broke"), ZeroDivisionError("it broke")])
 def test_a_check_that_raises_is_a_failed_line(error: Exception, tmp_path: Path) -> None:
     def check(_: Bench) -> Iterator[Line]:
-        yield judged("first", "", "", True)
+        yield judge("first", "", "", True)
         raise error
 
     lines = list(run_check("it", check, bench_on(CPUS, tmp_path), 1.0))

@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 
 from shardwise.spec.catalogue import find_device
 from shardwise.trials.accept.bench import Bench
-from shardwise.trials.accept.checks import Check, Checked, run_checks
-from shardwise.trials.accept.line import CheckFailedError, Line, judged
+from shardwise.trials.accept.checks import Check, CompletedCheck, run_checks
+from shardwise.trials.accept.line import CheckFailedError, Line, judge
 from shardwise.trials.accept.machine import Machine
 from shardwise.trials.accept.ranks import on_ranks
 from tests.command import PATIENCE_S, environment
@@ -47,7 +47,7 @@ def check_of(function: str) -> Check:
 
     def check(bench: Bench) -> Iterator[Line]:
         for value in bench.on_ranks(f"tests.accept.broken:{function}", {"values": 2}):
-            yield judged(f"value {value}", "", "", True)
+            yield judge(f"value {value}", "", "", True)
 
     return check
 
@@ -62,7 +62,7 @@ def descendants() -> list[psutil.Process]:
 def test_checks_that_break_are_failed_lines_and_the_others_go_on(tmp_path: Path) -> None:
     before = len(descendants())
     bench = Bench(MACHINE, tmp_path, lambda what: None)
-    done: list[Checked] = []
+    done: list[CompletedCheck] = []
     told = Told()
     checks = {name: check_of(name) for name in ("raises", "dies", "counts")}
     run_checks(list(checks), bench, PATIENCE_S, done, told, checks)

@@ -99,22 +99,22 @@ def test_the_command_writes_a_cluster_and_refuses_to_mix(tmp_path: Path) -> None
 
 def test_a_run_keeps_what_was_calibrated_for_its_kind_of_device() -> None:
     torch = pytest.importorskip("torch")
-    from shardwise.trainer.start import on_this_world
+    from shardwise.trainer.start import for_actual_processes
 
     found = fit([observed(*each) for each in FEW[:2]])
     alone = run_of("ddp", 1)
     here = with_memory_here(find_cluster("1x1xCPU")).but(calibration=found.calibration)
     strategy = Strategy(kind="single", param_dtype="fp32")
     run = alone._replace(cluster=here, strategy=strategy)
-    kept = on_this_world(run, torch.device("cpu")).cluster
+    kept = for_actual_processes(run, torch.device("cpu")).cluster
     assert kept.calibration == found.calibration
     assert kept.device == here.device
     gpu = find_cluster("1x1xH100-SXM").but(calibration=found.calibration)
-    moved = on_this_world(run._replace(cluster=gpu), torch.device("cpu")).cluster
+    moved = for_actual_processes(run._replace(cluster=gpu), torch.device("cpu")).cluster
     assert moved.calibration is None
     assert moved.device.is_cpu
     with pytest.raises(SpecError, match="names CPUs"):
-        on_this_world(run, torch.device("cuda"))
+        for_actual_processes(run, torch.device("cuda"))
 
 
 def test_nothing_to_fit_is_said() -> None:

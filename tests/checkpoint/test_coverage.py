@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.checkpoint.format.pieces import Piece, Saved, Tensor
+from shardwise.checkpoint.format.pieces import CheckpointContent, Piece, Tensor
 from shardwise.checkpoint.verify.coverage import problems_of
 from tests.examples import examples
 
@@ -20,7 +20,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 def problems(shape: tuple[int, ...], boxes: list[Box]) -> list[tuple[str, str]]:
     pieces = [Piece("w", offsets, sizes, "file", 0, 0) for offsets, sizes in boxes]
-    return list(problems_of(Saved({"w": Tensor("w", "float32", shape)}, pieces, [])))
+    return list(problems_of(CheckpointContent({"w": Tensor("w", "float32", shape)}, pieces, [])))
 
 
 @st.composite
@@ -93,7 +93,7 @@ def test_empty_tensors_and_empty_pieces_are_fine() -> None:
 
 def test_a_piece_of_nothing_is_told() -> None:
     pieces = [Piece("ghost", (0,), (1,), "file", 0, 4)]
-    assert [name for name, _ in problems_of(Saved({}, pieces, []))] == ["ghost"]
+    assert [name for name, _ in problems_of(CheckpointContent({}, pieces, []))] == ["ghost"]
 
 
 def test_boxes_of_many_axes_end_in_time() -> None:

@@ -26,7 +26,7 @@ from shardwise.checkpoint.format import manifest  # noqa: E402
 from shardwise.checkpoint.format.folder import LocalFolder  # noqa: E402
 from shardwise.checkpoint.format.manifest import Manifest, read_manifest, write_manifest  # noqa: E402
 from shardwise.checkpoint.format.pieces import Part, Piece, Tensor  # noqa: E402
-from shardwise.checkpoint.format.sharding import whole as all_of  # noqa: E402
+from shardwise.checkpoint.format.sharding import full_box as all_of  # noqa: E402
 from shardwise.checkpoint.verify.opened import open_checkpoint  # noqa: E402
 from shardwise.cli.export_weights import export_weights  # noqa: E402
 from shardwise.pytorch.build import build_module  # noqa: E402

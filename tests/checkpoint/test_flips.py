@@ -12,7 +12,7 @@ import pytest
 from shardwise.checkpoint.foreign.metadata import read_metadata
 from shardwise.checkpoint.format.folder import find_folder
 from shardwise.checkpoint.format.pieces import Piece
-from shardwise.checkpoint.verify.fsck import Checked, check
+from shardwise.checkpoint.verify.fsck import CheckedCheckpoint, verify_checkpoint
 from tests.checkpoint.ours import write_ours
 
 ARRAYS = {
@@ -22,7 +22,7 @@ ARRAYS = {
 }
 
 
-def flips(files: list[Path], count: int, seed: int) -> Iterator[tuple[str, int, Checked]]:
+def flips(files: list[Path], count: int, seed: int) -> Iterator[tuple[str, int, CheckedCheckpoint]]:
     """File, byte, and what is found once a bit of it is flipped; every byte is as likely."""
     chance = random.Random(seed)
     sizes = [file.stat().st_size for file in files]
@@ -33,7 +33,7 @@ def flips(files: list[Path], count: int, seed: int) -> Iterator[tuple[str, int, 
         flipped = bytearray(data)
         flipped[at] ^= 1 << bit
         file.write_bytes(flipped)
-        yield file.name, at, check(find_folder(str(file.parent)))
+        yield file.name, at, verify_checkpoint(find_folder(str(file.parent)))
         file.write_bytes(data)
 
 
@@ -49,7 +49,7 @@ def holder(pieces: list[Piece], file: str, at: int) -> str | None:
 def test_ours(tmp_path: Path, version: int) -> None:
     folder = tmp_path / "ours"
     pieces = write_ours(folder, ARRAYS, version=version)
-    assert check(find_folder(str(folder))).findings == []
+    assert verify_checkpoint(find_folder(str(folder))).findings == []
     named = 0
     for file, at, found in flips(sorted(folder.iterdir()), 70, seed=1):
         tensor = holder(pieces, file, at)
@@ -66,7 +66,7 @@ def test_torchs_own(tmp_path: Path) -> None:
     state = {name: torch.from_numpy(array) for name, array in ARRAYS.items()}
     checkpoint.save({**state, "step": 3}, checkpoint_id=str(folder), no_dist=True)
     saved = read_metadata((folder / ".metadata").read_bytes())
-    assert check(find_folder(str(folder))).findings == []
+    assert verify_checkpoint(find_folder(str(folder))).findings == []
     pieces = [*saved.pieces, *saved.objects]
     for file, at, found in flips(list(folder.glob("*.distcp")), 70, seed=2):
         tensor = holder(pieces, file, at)

@@ -15,8 +15,8 @@ from shardwise.checkpoint.dcp.load import Loaded, NoIntactCheckpointError, load_
 from shardwise.checkpoint.format.folder import LocalFolder
 from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.pieces import Tensor
-from shardwise.checkpoint.format.place import LocalPlace
-from shardwise.checkpoint.verify.fsck import check
+from shardwise.checkpoint.format.storage import LocalStorage
+from shardwise.checkpoint.verify.fsck import verify_checkpoint
 
 PLACE = Path(__file__).parent / "format_1"
 STEP = "step-00000004"
@@ -38,7 +38,7 @@ def load(place: Path) -> tuple[Loaded | None, dict[str, torch.Tensor]]:
         room.update({name: torch.zeros_like(SAVED[name]) for name in saved if name in SAVED})
         return room
 
-    return load_last(LocalPlace(place), into), room
+    return load_last(LocalStorage(place), into), room
 
 
 def test_it_loads() -> None:
@@ -50,13 +50,15 @@ def test_it_loads() -> None:
 
 
 def test_it_is_intact_and_every_flip_is_found(tmp_path: Path) -> None:
-    assert check(LocalFolder(PLACE / STEP)).findings == []
+    assert verify_checkpoint(LocalFolder(PLACE / STEP)).findings == []
     shutil.copytree(PLACE / STEP, tmp_path / STEP)
     for file in (tmp_path / STEP).iterdir():
         data = file.read_bytes()
         for at in range(0, len(data), 7):
             file.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
-            assert {one.file for one in check(LocalFolder(tmp_path / STEP)).broken} == {file.name}
+            assert {one.file for one in verify_checkpoint(LocalFolder(tmp_path / STEP)).broken} == {
+                file.name
+            }
         with pytest.raises(NoIntactCheckpointError, match=file.name):
             load(tmp_path)
         file.write_bytes(data)

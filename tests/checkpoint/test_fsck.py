@@ -17,9 +17,9 @@ from shardwise.checkpoint.format.folder import find_folder
 from shardwise.checkpoint.format.manifest import read_manifest, write_manifest
 from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.checkpoint.format.pieces import Piece, Tensor
-from shardwise.checkpoint.format.place import LocalPlace, find_place, name_of
+from shardwise.checkpoint.format.storage import LocalStorage, find_storage, name_of
 from shardwise.checkpoint.verify import scan
-from shardwise.checkpoint.verify.fsck import Checked, check, find_checkpoints
+from shardwise.checkpoint.verify.fsck import CheckedCheckpoint, find_checkpoints, verify_checkpoint
 from shardwise.checkpoint.verify.opened import open_checkpoint
 from shardwise.spec.record import SpecError
 from tests.checkpoint.ours import index_v1, named, write_ours
@@ -32,8 +32,8 @@ ARRAYS = {
 }
 
 
-def fsck(folder: Path) -> Checked:
-    return check(find_folder(str(folder)))
+def fsck(folder: Path) -> CheckedCheckpoint:
+    return verify_checkpoint(find_folder(str(folder)))
 
 
 def told(folder: Path) -> list[tuple[str, str, str]]:
@@ -187,7 +187,7 @@ def test_many_processes_find_the_same(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(scan, "_MIN_PARALLEL", 1)
     monkeypatch.setattr(scan, "_LEAST_TASK", 2**20)
     told: list[int] = []
-    together = check(find_folder(str(tmp_path / "it")), told.append, processes=2)
+    together = verify_checkpoint(find_folder(str(tmp_path / "it")), told.append, processes=2)
     assert together == alone
     assert len(told) > 2
     assert sum(told) == alone.bytes
@@ -199,12 +199,12 @@ def test_ours_in_an_object_store(ours: Path) -> None:
     store.put(str(ours), "/fsck/checkpoints/step-00000010", recursive=True)
     try:
         [folder] = find_checkpoints("memory://fsck").folders
-        assert check(folder) == fsck(ours)._replace(url=folder.url)
+        assert verify_checkpoint(folder) == fsck(ours)._replace(url=folder.url)
         place = "/fsck/checkpoints/step-00000010/rank-00001.safetensors"
         data = bytearray(store.cat_file(place))
         data[-1] ^= 1
         store.pipe_file(place, bytes(data))
-        [one] = check(folder).findings
+        [one] = verify_checkpoint(folder).findings
         assert (one.severity, one.file) == ("broken", "rank-00001.safetensors")
     finally:
         store.rm("/fsck", recursive=True)
@@ -306,9 +306,9 @@ def test_links_are_refused(dcp: Path, tmp_path: Path) -> None:
 def test_torch_is_not_needed(dcp: Path, ours: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from shardwise.checkpoint.verify.fsck import check\n"
+        "from shardwise.checkpoint.verify.fsck import verify_checkpoint\n"
         "from shardwise.checkpoint.format.folder import find_folder\n"
-        "for path in sys.argv[1:]: assert check(find_folder(path)).findings == []"
+        "for path in sys.argv[1:]: assert verify_checkpoint(find_folder(path)).findings == []"
     )
     subprocess.run(
         [sys.executable, "-c", code, str(dcp), str(ours)], check=True, timeout=PATIENCE_S
@@ -341,14 +341,14 @@ def test_the_command_says_it_and_exits_with_it(ours: Path) -> None:
 
 
 def test_a_linked_step_is_refused_and_what_it_points_to_stays(tmp_path: Path) -> None:
-    elsewhere, place = tmp_path / "elsewhere", LocalPlace(tmp_path / "checkpoints")
+    elsewhere, place = tmp_path / "elsewhere", LocalStorage(tmp_path / "checkpoints")
     write_ours(elsewhere, ARRAYS)
     linked = tmp_path / "checkpoints" / name_of(20)
     linked.parent.mkdir()
     linked.symlink_to(elsewhere)
     (folder,) = find_checkpoints(str(tmp_path / "checkpoints")).folders
-    assert not check(folder).intact
-    assert "symbolic link" in "\n".join(map(str, check(folder).broken))
+    assert not verify_checkpoint(folder).intact
+    assert "symbolic link" in "\n".join(map(str, verify_checkpoint(folder).broken))
     with pytest.raises(UntrustedError, match="symbolic link"):
         open_checkpoint(place.folder(20))
     # Whoever names the link means it.
@@ -363,7 +363,7 @@ def test_a_save_is_complete_without_a_pointer_to_it(
     scheme: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "latest").mkdir()
-    place = find_place(f"{scheme}{tmp_path}")
+    place = find_storage(f"{scheme}{tmp_path}")
     for step in (10, 20):
         place.begin(step)
         if scheme:  # an object store has no folders to make

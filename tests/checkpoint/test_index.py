@@ -13,14 +13,20 @@ from hypothesis import strategies as st
 
 from shardwise.checkpoint.format.checksum import BLOCK
 from shardwise.checkpoint.format.folder import LocalFolder, find_folder
-from shardwise.checkpoint.format.layout import Layout, Listed, assign, read_layout, write_layout
+from shardwise.checkpoint.format.layout import (
+    Layout,
+    ListedTensor,
+    assign_writers,
+    read_layout,
+    write_layout,
+)
 from shardwise.checkpoint.format.manifest import FileRecord, read_manifest, write_manifest
 from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.checkpoint.format.pieces import Tensor
 from shardwise.checkpoint.format.rank_index import read_rank_index, write_rank_index
 from shardwise.checkpoint.format.rank_table import RankRecord, RankTable, pack_record, write_table
 from shardwise.checkpoint.format.sharding import Axis, Box
-from shardwise.checkpoint.verify.fsck import check
+from shardwise.checkpoint.verify.fsck import verify_checkpoint
 from shardwise.checkpoint.verify.opened import open_checkpoint
 from tests.checkpoint.ours import named, named_table, write_ours
 from tests.checkpoint.test_fsck import ARRAYS
@@ -30,9 +36,9 @@ HALVES = (Axis(0, 2, 1),)
 # Two blocks and a row, in two shards of which each has two.
 LARGE = Tensor("large", "float32", (2 * BLOCK // 1024 + 2, 256))
 SMALL = Tensor("small", "uint8", (3,))
-ODD = Listed(Tensor("odd", "int64", (4,)), ((1, Box((0,), (1,))), (0, Box((1,), (3,)))))
+ODD = ListedTensor(Tensor("odd", "int64", (4,)), ((1, Box((0,), (1,))), (0, Box((1,), (3,)))))
 OWN = Tensor("rank.1.mark", "float64", (2,))
-LAYOUT = Layout(assign([(LARGE, HALVES), (SMALL, ())], 2), [ODD])
+LAYOUT = Layout(assign_writers([(LARGE, HALVES), (SMALL, ())], 2), [ODD])
 
 
 def test_a_layout_is_read_as_written() -> None:
@@ -150,7 +156,7 @@ def replace_rows(folder: Path, rows: bytes) -> None:
 
 def refused(folder: Path) -> str:
     """What opening says; fsck must find it too."""
-    assert not check(find_folder(str(folder))).intact
+    assert not verify_checkpoint(find_folder(str(folder))).intact
     with pytest.raises(UntrustedError) as error:
         open_checkpoint(LocalFolder(folder))
     return str(error.value)
@@ -177,7 +183,7 @@ def test_a_checkpoint_that_lies_consistently(tmp_path: Path) -> None:
     replace_rows(folder, rows[:24])
     assert "ranks.bin has 28 bytes, expected 52" in refused(folder)
     replace_rows(folder, rows)
-    assert check(find_folder(str(folder))).findings == []
+    assert verify_checkpoint(find_folder(str(folder))).findings == []
 
 
 @examples(300)

@@ -26,7 +26,7 @@ from shardwise.checkpoint.dcp.save import SaveError, Saver
 from shardwise.checkpoint.format.folder import LocalFolder
 from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.pieces import Tensor
-from shardwise.checkpoint.format.place import LocalPlace
+from shardwise.checkpoint.format.storage import LocalStorage
 
 
 def state(step: int) -> dict[str, torch.Tensor]:
@@ -39,7 +39,7 @@ def state(step: int) -> dict[str, torch.Tensor]:
     }
 
 
-def save(place: LocalPlace, *steps: int, keep: int = 0) -> None:
+def save(place: LocalStorage, *steps: int, keep: int = 0) -> None:
     saver = Saver(place, keep, background=False)
     for step in steps:
         about = Manifest(step=step, world=1, sequences=8 * step, run={}, versions={})
@@ -47,7 +47,7 @@ def save(place: LocalPlace, *steps: int, keep: int = 0) -> None:
         saver.wait()
 
 
-def load(place: LocalPlace) -> tuple[Loaded | None, dict[str, torch.Tensor]]:
+def load(place: LocalStorage) -> tuple[Loaded | None, dict[str, torch.Tensor]]:
     room = {name: torch.zeros_like(tensor) for name, tensor in state(0).items()}
 
     def into(told: Manifest, saved: Mapping[str, Tensor]) -> Mapping[str, torch.Tensor]:
@@ -61,7 +61,7 @@ def same(found: dict[str, torch.Tensor], step: int) -> bool:
 
 
 def test_the_newest_is_loaded(tmp_path: Path) -> None:
-    place = LocalPlace(tmp_path)
+    place = LocalStorage(tmp_path)
     assert load(place)[0] is None
     save(place, 1, 2, 3, keep=2)
     assert place.steps() == [2, 3]
@@ -74,7 +74,7 @@ def test_the_newest_is_loaded(tmp_path: Path) -> None:
 
 def test_no_flipped_bit_is_ever_loaded(tmp_path: Path) -> None:
     """Anywhere in any file of the newest: the one before is loaded, and the file is named."""
-    place = LocalPlace(tmp_path)
+    place = LocalStorage(tmp_path)
     save(place, 1, 2)
     files = sorted((tmp_path / "step-00000002").iterdir())
     whole = {file: file.read_bytes() for file in files}
@@ -94,7 +94,7 @@ def test_no_flipped_bit_is_ever_loaded(tmp_path: Path) -> None:
 
 
 def test_where_none_is_whole_every_one_is_told(tmp_path: Path) -> None:
-    place = LocalPlace(tmp_path)
+    place = LocalStorage(tmp_path)
     save(place, 1, 2)
     (tmp_path / "step-00000001" / "layout.json").unlink()
     (tmp_path / "step-00000002" / "manifest.json").unlink()
@@ -105,7 +105,7 @@ def test_where_none_is_whole_every_one_is_told(tmp_path: Path) -> None:
 
 
 def test_a_step_that_could_not_be_loaded_is_saved_again_beside_it(tmp_path: Path) -> None:
-    place = LocalPlace(tmp_path)
+    place = LocalStorage(tmp_path)
     save(place, 1, 2)
     (tmp_path / "step-00000002" / "rank-00000.safetensors").write_bytes(b"")
     assert same(load(place)[1], 1)
@@ -116,7 +116,7 @@ def test_a_step_that_could_not_be_loaded_is_saved_again_beside_it(tmp_path: Path
 
 def test_a_save_that_cannot_begin_costs_only_itself(tmp_path: Path) -> None:
     """The folder cannot be made; once it can, saves are made again."""
-    place = LocalPlace(tmp_path / "file" / "checkpoints")
+    place = LocalStorage(tmp_path / "file" / "checkpoints")
     (tmp_path / "file").write_text("in the way")
     saver = Saver(place, 0, background=False)
 
@@ -147,7 +147,7 @@ def limited(what: int, most: int) -> Iterator[None]:
 @pytest.mark.parametrize("background", [False, True])
 def test_a_save_that_fails_leaves_nothing(tmp_path: Path, background: bool) -> None:
     """What it wrote would keep a full disk full."""
-    place = LocalPlace(tmp_path)
+    place = LocalStorage(tmp_path)
     save(place, 1)
     saver = Saver(place, 0, background)
     about = Manifest(step=2, world=1, sequences=0, run={}, versions={})
@@ -169,7 +169,7 @@ def test_an_error_of_the_file_system_is_no_corruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, code: int
 ) -> None:
     """Loading is tried again, and the newest checkpoint stays the newest."""
-    place = LocalPlace(tmp_path)
+    place = LocalStorage(tmp_path)
     save(place, 1, 2)
     assert {path.name for path in (tmp_path / "step-00000002").iterdir()} == set(NAMES)
     inner = LocalFolder.open
@@ -191,7 +191,7 @@ def test_an_error_of_the_file_system_is_no_corruption(
 
 def test_too_many_open_files_are_no_corruption(tmp_path: Path) -> None:
     """An error of the real file system, after the checkpoint was opened."""
-    place = LocalPlace(tmp_path)
+    place = LocalStorage(tmp_path)
     save(place, 1, 2)
     load(place)  # imports and opens what torch needs
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -214,7 +214,7 @@ def test_too_many_open_files_are_no_corruption(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("damage", ["missing", "short", "folder"])
 def test_a_damaged_file_is_corruption(tmp_path: Path, name: str, damage: str) -> None:
-    place = LocalPlace(tmp_path)
+    place = LocalStorage(tmp_path)
     save(place, 1, 2)
     file = tmp_path / "step-00000002" / name
     data = file.read_bytes()
@@ -232,7 +232,7 @@ def test_a_damaged_file_is_corruption(tmp_path: Path, name: str, damage: str) ->
 
 def test_retention_looks_only_at_what_is_older(tmp_path: Path) -> None:
     """A newer one that is broken is none of those that are kept."""
-    place = LocalPlace(tmp_path)
+    place = LocalStorage(tmp_path)
     save(place, 10, 20, 30)
     (tmp_path / "step-00000030" / "manifest.json").unlink()
     save(place, 25, keep=1)
@@ -244,7 +244,7 @@ def test_retention_looks_only_at_what_is_older(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [1, 2, 3, 4, 5, 6])
 def test_as_many_stay_as_are_to_be_kept(tmp_path: Path, keep: int) -> None:
-    place = LocalPlace(tmp_path)
+    place = LocalStorage(tmp_path)
     for saved in range(1, 6):
         save(place, saved, keep=keep)
         assert place.steps() == list(range(max(1, saved - keep + 1), saved + 1))

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from shardwise.checkpoint.format.folder import find_folder
-from shardwise.checkpoint.verify.fsck import Checked, check, find_checkpoints
+from shardwise.checkpoint.verify.fsck import CheckedCheckpoint, find_checkpoints, verify_checkpoint
 
 library = pytest.importorskip("safetensors.numpy")
 
 
-def fsck(folder: Path) -> Checked:
-    return check(find_folder(str(folder)))
+def fsck(folder: Path) -> CheckedCheckpoint:
+    return verify_checkpoint(find_folder(str(folder)))
 
 
 def broken(folder: Path) -> str:
@@ -49,7 +49,7 @@ def test_whole_is_not_intact_but_unverifiable(folder: Path) -> None:
 
 def test_one_file_alone(folder: Path) -> None:
     [one] = find_checkpoints(str(folder / name(2))).folders
-    found = check(one)
+    found = verify_checkpoint(one)
     assert (found.files, found.tensors, found.url) == (1, 2, str(folder / name(2)))
     assert found.intact
 

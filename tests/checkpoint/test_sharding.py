@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from shardwise.checkpoint.format.layout import Layout, Listed, assign  # noqa: E402
+from shardwise.checkpoint.format.layout import Layout, ListedTensor, assign_writers  # noqa: E402
 from shardwise.checkpoint.format.pieces import Tensor  # noqa: E402
 from shardwise.checkpoint.format.sharding import (  # noqa: E402
     Axes,
     Axis,
     Box,
-    problem_of,
+    division_problem,
+    full_box,
     ranks_over,
     replica_of,
     replicas,
     shard_of,
-    whole,
 )
 from tests.examples import examples  # noqa: E402
 
@@ -66,7 +66,7 @@ def test_shards_are_those_of_torch_and_replicas_are_numbered(
     case: tuple[Axes, tuple[int, ...], int],
 ) -> None:
     axes, shape, world = case
-    assert problem_of(axes, len(shape), world) == ""
+    assert division_problem(axes, len(shape), world) == ""
     numbers: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank in range(world):
         assert inside(shard_of(axes, shape, rank), shape) == elements(axes, shape, rank)
@@ -105,7 +105,7 @@ def test_all_ranks_together_write_every_element_once(
         (Tensor(f"t{number}", "float32", shape), axes)
         for number, (axes, shape, _) in enumerate(cases)
     ]
-    layout = Layout(assign(tensors, world))
+    layout = Layout(assign_writers(tensors, world))
     written: dict[str, list[int]] = defaultdict(list)
     for rank in range(world):
         for part in layout.parts_of(rank):
@@ -119,7 +119,7 @@ def test_replicas_share_the_bytes_and_each_writes_what_follows_the_other() -> No
     """Forty tensors of a MiB on four replicas of two shards: ten each."""
     axes = (Axis(0, 2, 1),)
     tensors = [(Tensor(f"t{n:02}", "float32", (512, 1024)), axes) for n in range(40)]
-    layout = Layout(assign(tensors, 8))
+    layout = Layout(assign_writers(tensors, 8))
     for rank in range(8):
         names = [part.tensor for part in layout.parts_of(rank)]
         begin = rank // 2 * 10
@@ -129,8 +129,12 @@ def test_replicas_share_the_bytes_and_each_writes_what_follows_the_other() -> No
 def test_numbers_that_all_ranks_have_are_in_one_file() -> None:
     """Else each rank would open hundreds of files for a few bytes."""
     counts = [(Tensor(f"step {n}", "float32", ()), ()) for n in range(700)]
-    layout = Layout(assign(counts, 1000))
-    assert layout.ranks_over("step 0", whole(())) == layout.ranks_over("step 699", whole(())) == [0]
+    layout = Layout(assign_writers(counts, 1000))
+    assert (
+        layout.ranks_over("step 0", full_box(()))
+        == layout.ranks_over("step 699", full_box(()))
+        == [0]
+    )
     assert len(layout.parts_of(0)) == 700
 
 
@@ -141,9 +145,9 @@ def test_files_begin_with_the_widest_numbers() -> None:
         (Tensor("halves", "bfloat16", (3,)), ()),
         (Tensor("floats", "float32", (3,)), ()),
     ]
-    listed = Listed(Tensor("odd", "float64", (2,)), ((0, Box((0,), (2,))),))
+    listed = ListedTensor(Tensor("odd", "float64", (2,)), ((0, Box((0,), (2,))),))
     own = [Tensor("rank.0.mark", "int64", (1,)), Tensor("rank.0.none", "int64", (0,))]
-    parts = Layout(assign(tensors, 1), [listed]).parts_of(0, own)
+    parts = Layout(assign_writers(tensors, 1), [listed]).parts_of(0, own)
     assert [part.tensor for part in parts] == ["odd", "rank.0.mark", "floats", "halves", "bytes"]
 
 
@@ -159,4 +163,4 @@ def test_files_begin_with_the_widest_numbers() -> None:
     ],
 )
 def test_axes_that_no_ranks_form_are_refused(axes: Axes, dims: int, world: int) -> None:
-    assert problem_of(axes, dims, world) != ""
+    assert division_problem(axes, dims, world) != ""

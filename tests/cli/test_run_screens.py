@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 from shardwise.checkpoint.dcp.load import Loaded
 from shardwise.checkpoint.export.weights import ExportedWeights
 from shardwise.checkpoint.format.manifest import Manifest
-from shardwise.checkpoint.verify.fsck import check, find_checkpoints
+from shardwise.checkpoint.verify.fsck import find_checkpoints, verify_checkpoint
 from shardwise.observe.observation import Observation, units_of
 from shardwise.predict.api import estimate_run
 from shardwise.report.calibrate import print_fit
@@ -36,7 +36,7 @@ from shardwise.trials.calibrate.machine.collectives import Collective, Message
 from shardwise.trials.calibrate.machine.compute import Compute, Product
 from shardwise.trials.calibrate.machine.line import Line
 from shardwise.trials.calibrate.machine.measure import Machine
-from shardwise.trials.calibrate.machine.quality import doubts
+from shardwise.trials.calibrate.machine.quality import find_doubts
 from shardwise.trials.calibrate.machine.timing import Timing
 from shardwise.trials.doctor.check import Check
 from tests.checkpoint.ours import file_name, write_ours
@@ -175,7 +175,7 @@ def test_fsck(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data[-1] ^= 1
     damaged.write_bytes(data)
     found = find_checkpoints(str(tmp_path))
-    checked = [check(folder) for folder in found.folders]
+    checked = [verify_checkpoint(folder) for folder in found.folders]
     assert [one.intact for one in checked] == [True, False]
     print_checked(checked, found.incomplete, 0.5)
     assert_screen("fsck", capsys.readouterr().out.replace(str(tmp_path), "checkpoints"))
@@ -199,7 +199,7 @@ def test_calibrate_by_measuring(capsys: pytest.CaptureFixture[str]) -> None:
     collective = Collective("all_gather", "inside a node", 2, [Message(1 << 20, timing)], line)
     machine = Machine("CPU", "gloo", 8 << 30, 1, 2, compute, [collective], 0.25)
     print_machine(machine, 31.0)
-    assert not list(doubts(machine))
+    assert not list(find_doubts(machine))
     assert_screen("calibrate", capsys.readouterr().out)
 
 
@@ -211,7 +211,7 @@ def test_a_busy_machine_is_not_calibrated_without_a_word(
     line = Line(2e-5, 1.25e9, (1.1e9, 1.4e9), 0.44)
     collective = Collective("all_gather", "inside a node", 2, [Message(1 << 20, slow)], line)
     machine = Machine("CPU", "gloo", 8 << 30, 1, 2, compute, [collective], 0.25, load=0.7)
-    found = list(doubts(machine))
+    found = list(find_doubts(machine))
     assert [doubt.kind for doubt in found] == ["load", "spread", "fit"]
     print_doubts(found, is_written=False)
     assert_screen("calibrate-busy", capsys.readouterr().out)

@@ -18,7 +18,7 @@ from shardwise.checkpoint.dcp.load import NoIntactCheckpointError, load_last
 from shardwise.checkpoint.dcp.save import SaveError, Saver
 from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.pieces import Tensor
-from shardwise.checkpoint.format.place import find_place
+from shardwise.checkpoint.format.storage import find_storage
 from shardwise.engine.parallelize import parallelize
 from shardwise.spec.strategy import Strategy
 
@@ -81,7 +81,7 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
 
     def updated(self) -> dict[str, torch.Tensor]:
-        return state.updated(self.model, self.optimizer)
+        return state.updated_tensors(self.model, self.optimizer)
 
     def save(self, saver: Saver, step: int) -> None:
         own = state.rank_state(dist.get_rank(), CPU, {"mark": torch.tensor([dist.get_rank() + 40])})
@@ -99,7 +99,7 @@ class Run:
             return {**self.updated(), **state.buffers_of(self.model), **own}
 
         try:
-            loaded = load_last(find_place(url), room)
+            loaded = load_last(find_storage(url), room)
         except NoIntactCheckpointError as error:
             return {"nothing": str(error)}
         if loaded is None:
@@ -135,7 +135,7 @@ def digest(tensor: torch.Tensor) -> str:
 def save_steps(case: dict[str, Any]) -> dict[str, Any]:
     """Train, saving after every step; digests by the step."""
     run = Run(case["strategy"], seed=0)
-    saver = Saver(find_place(case["place"]), case.get("keep", 0), case.get("background", False))
+    saver = Saver(find_storage(case["place"]), case.get("keep", 0), case.get("background", False))
     found = {}
     for step in case["steps"]:
         run.train()
@@ -150,7 +150,7 @@ def load(case: dict[str, Any]) -> dict[str, Any]:
     run = Run(case["strategy"], seed=1)
     found = run.load(case["place"])
     if "save" in case:
-        saver = Saver(find_place(case["place"]), 0, False)
+        saver = Saver(find_storage(case["place"]), 0, False)
         run.save(saver, case["save"])
         saver.wait()
     return found
@@ -159,7 +159,7 @@ def load(case: dict[str, Any]) -> dict[str, Any]:
 def overtake(case: dict[str, Any]) -> dict[str, Any]:
     """Go on training as soon as a background save allows it, while it is written."""
     run = Run(case["strategy"], seed=0)
-    saver = Saver(find_place(case["place"]), 0, True)
+    saver = Saver(find_storage(case["place"]), 0, True)
     found = {}
     for step in (1, 2):
         run.train()
@@ -177,7 +177,7 @@ def overtake(case: dict[str, Any]) -> dict[str, Any]:
 def fail(case: dict[str, Any]) -> dict[str, Any]:
     """A step that is saved, one that cannot be, and what is then found."""
     run = Run(case["strategy"], seed=0)
-    saver = Saver(find_place(case["place"]), 0, case["background"])
+    saver = Saver(find_storage(case["place"]), 0, case["background"])
     run.train()
     run.save(saver, 1)
     saver.wait()
@@ -202,7 +202,7 @@ def fail(case: dict[str, Any]) -> dict[str, Any]:
 def refuse(case: dict[str, Any]) -> dict[str, Any]:
     """What is said of a place that takes nothing."""
     run = Run(case["strategy"], seed=0)
-    saver = Saver(find_place(case["place"]), 0, case["background"])
+    saver = Saver(find_storage(case["place"]), 0, case["background"])
     run.train()
     run.save(saver, 1)
     try:

@@ -14,7 +14,7 @@ from shardwise.checkpoint.dcp.load import load_last
 from shardwise.checkpoint.dcp.save import SaveError, Saver
 from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.pieces import Tensor
-from shardwise.checkpoint.format.place import find_place
+from shardwise.checkpoint.format.storage import find_storage
 from shardwise.engine.rank_tree import RankTree
 
 # Two MiB in fp32, so that two replicas write two of four each.
@@ -74,7 +74,7 @@ def save(case: dict[str, Any]) -> str:
     state = divided()
     if case.get("more_on") == dist.get_rank():
         state["more"] = torch.zeros(1)
-    saver = Saver(find_place(case["place"]), 0, case.get("background", False))
+    saver = Saver(find_storage(case["place"]), 0, case.get("background", False))
     own = {f"rank.{dist.get_rank()}.mark": torch.tensor([dist.get_rank()])}
     about = Manifest(step=1, world=4, sequences=0, run={}, versions={})
     return said_by(saver, state, own, about)
@@ -101,7 +101,7 @@ def load(case: dict[str, Any]) -> list[str]:
     def into(_: Manifest, saved: Mapping[str, Tensor]) -> dict[str, torch.Tensor]:
         return room
 
-    loaded = load_last(find_place(case["place"]), into)
+    loaded = load_last(find_storage(case["place"]), into)
     assert loaded is not None
     assert loaded.skipped == []
     if case["whole"]:

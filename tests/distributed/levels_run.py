@@ -20,7 +20,7 @@ from shardwise.checkpoint.dcp.load import load_last
 from shardwise.checkpoint.dcp.save import Saver
 from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.pieces import Tensor
-from shardwise.checkpoint.format.place import find_place
+from shardwise.checkpoint.format.storage import find_storage
 from shardwise.engine import rank_tree
 from shardwise.engine.rank_tree import RankTree, shared_tree
 from shardwise.pytorch.device import is_lost_peer
@@ -61,7 +61,7 @@ def save(case: dict[str, Any]) -> str:
     """Save a step; what is said if it fails, as it does on the rank `fails`."""
     rank, size = dist.get_rank(), dist.get_world_size()
     with limit(case["one_group"]):
-        saver = Saver(find_place(case["place"]), 0, case["background"])
+        saver = Saver(find_storage(case["place"]), 0, case["background"])
     own = {f"rank.{rank}.mark": torch.tensor([rank])}
     state = divided()
     if rank == case.get("fails"):
@@ -82,7 +82,7 @@ def load(case: dict[str, Any]) -> bool:
         return {**room, **mark}
 
     with limit(case["one_group"]):
-        loaded = load_last(find_place(case["place"]), into)
+        loaded = load_last(find_storage(case["place"]), into)
     assert loaded is not None
     assert loaded.skipped == []
     expected = divided()

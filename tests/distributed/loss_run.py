@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from shardwise.engine.loss import apply_chunked_loss, loss_of
 from shardwise.engine.mesh import make_mesh, resolve_for_world, world
 from shardwise.engine.parallelize import parallelize
-from shardwise.engine.sync import micro_batch, remember
+from shardwise.engine.sync import micro_batch, store_strategy
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.strategy import Strategy
 from tests.distributed.engine_run import measured_peak
@@ -46,7 +46,7 @@ def head_unit(module: torch.nn.Module, strategy: Strategy) -> torch.nn.Module:
         apply_chunked_loss(module, strategy.loss_chunks)
     for unit in (inner.embed_tokens, *inner.layers, [inner.norm, module.lm_head], module):
         fully_shard(unit, mesh=mesh)
-    return remember(module, strategy)
+    return store_strategy(module, strategy)
 
 
 def step(case: dict[str, Any], loss: str) -> tuple[float, dict[str, torch.Tensor]]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from shardwise.checkpoint.dcp.save import Saver
-from shardwise.checkpoint.format.place import find_place
+from shardwise.checkpoint.format.storage import find_storage
 from shardwise.engine.loss import loss_of
 from shardwise.engine.mesh import resolve_for_world
 from shardwise.engine.parallelize import parallelize
@@ -45,7 +45,7 @@ class CausalRun(Run):
 def save_trained(case: dict[str, Any]) -> dict[str, str]:
     """Train a step and save it; digests of whole tensors."""
     run = CausalRun(case["strategy"], seed=0)
-    saver = Saver(find_place(case["place"]), 0, False)
+    saver = Saver(find_storage(case["place"]), 0, False)
     run.train()
     run.save(saver, 1)
     saver.wait()
@@ -56,7 +56,7 @@ def load_and_save(case: dict[str, Any]) -> dict[str, Any]:
     """Load into a model with other values, and save what was loaded as the next step."""
     run = CausalRun(case["strategy"], seed=1)
     found = run.load(case["place"])
-    saver = Saver(find_place(case["place"]), 0, case["background"])
+    saver = Saver(find_storage(case["place"]), 0, case["background"])
     run.save(saver, case["step"])
     saver.wait()
     return found

@@ -15,7 +15,7 @@ from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import micro_batch
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.strategy import Strategy
-from shardwise.trials.accept.parity import full
+from shardwise.trials.accept.parity import full_tensor
 from tests.units.reduced import build
 
 STEPS, GLOBAL_SEQUENCES, SEQ_LEN = 6, 8, 16
@@ -24,7 +24,7 @@ STEPS, GLOBAL_SEQUENCES, SEQ_LEN = 6, 8, 16
 def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The whole gradients, by the names that parameters have without DDP."""
     return {
-        name.removeprefix("module."): full(p.grad)
+        name.removeprefix("module."): full_tensor(p.grad)
         for name, p in model.named_parameters()
         if p.grad is not None
     }
@@ -50,5 +50,5 @@ def train(case: dict[str, Any]) -> list[float]:
             torch.nn.utils.clip_grad_norm_(model.parameters(), case["clip"])
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    parameters = torch.cat([full(p.detach()).flatten() for p in model.parameters()])
+    parameters = torch.cat([full_tensor(p.detach()).flatten() for p in model.parameters()])
     return [] if rank else parameters.tolist()

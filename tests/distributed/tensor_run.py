@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from shardwise.engine.counter import CollectiveCounter
-from shardwise.engine.local_parts import is_divided
+from shardwise.engine.local_parts import is_tensor_parallel
 from shardwise.engine.loss import loss_of
 from shardwise.engine.mesh import resolve_for_world, world
 from shardwise.engine.parallelize import parallelize
@@ -31,11 +31,11 @@ def digests_of_undivided(case: dict[str, Any]) -> list[str]:
     model = parallelize(module, resolve_for_world(Strategy.model_validate(case["strategy"])))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     ids = batch_of(0, spec.vocab, packed=False)[0]
-    before = [digest(p) for p in model.parameters() if not is_divided(p)]
+    before = [digest(p) for p in model.parameters() if not is_tensor_parallel(p)]
     with micro_batch(model):
         loss_of(model)(ids, ids).backward()
     optimizer.step()
-    after = [digest(p) for p in model.parameters() if not is_divided(p)]
+    after = [digest(p) for p in model.parameters() if not is_tensor_parallel(p)]
     assert not set(before) & set(after)
     return after
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.observe.rank.axes import axis_of_group, named_by_axis
+from shardwise.observe.rank.axes import axis_of_group, operation_along_axis
 from shardwise.observe.summary import summarise
 from tests.distributed.workers import Workers
 from tests.gate import first_in_gate
@@ -48,7 +48,7 @@ def test_a_trace_shows_what_was_counted(
     for rank, counts in zip(summary.ranks, counted, strict=True):
         expected: dict[str, tuple[int, int]] = {}
         for operation, _, axis, calls, size in counts:
-            name = named_by_axis(operation.replace("_", "-"), axis)
+            name = operation_along_axis(operation.replace("_", "-"), axis)
             before = expected.get(name, (0, 0))
             expected[name] = (before[0] + calls, before[1] + size)
         assert {one.operation: (one.calls, one.moved_bytes) for one in rank.collectives} == expected

@@ -18,7 +18,7 @@ transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors")
 
 from shardwise.checkpoint.export.weights import NotExportedError, export_first  # noqa: E402
-from shardwise.checkpoint.format.place import LocalPlace  # noqa: E402
+from shardwise.checkpoint.format.storage import LocalStorage  # noqa: E402
 from shardwise.pytorch.build import build_module  # noqa: E402
 from tests.distributed.train_run import run_toml  # noqa: E402
 
@@ -99,7 +99,7 @@ def test_transformers_computes_what_was_trained(tmp_path: Path, workers: Workers
     # No weight that rounding would have left as it is.
     assert all((p.bfloat16().float() != p).float().mean() > 0.9 for p in module.parameters())
 
-    place = LocalPlace(run / "checkpoints")
+    place = LocalStorage(run / "checkpoints")
     export_first([place.folder(4)], tmp_path / "half", "bf16")
     half, before = loaded(tmp_path / "half"), trained(run, 4)
     assert half.dtype == torch.bfloat16

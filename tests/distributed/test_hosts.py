@@ -51,7 +51,7 @@ def test_a_stopped_launcher_disturbs_nobody(tmp_path: Path, expected: Reference)
     with cluster(tmp_path / "it", 2, "zero3", "2", STEPS, serves=True) as run:
         for number in range(2):
             run.start(number)
-        assert run.reaches(10)
+        assert run.wait_for_step(10)
         launcher = run.launchers[1]
         launcher.send_signal(signal.SIGSTOP)
         time.sleep(12)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.checkpoint.verify.fsck import check, find_checkpoints
+from shardwise.checkpoint.verify.fsck import find_checkpoints, verify_checkpoint
 from tests.distributed.workers import Workers
 from tests.gate import first_in_gate
 
@@ -20,7 +20,7 @@ def test_any_mesh_is_saved_and_loads(tmp_path: Path, workers: Workers, backgroun
     place = str(tmp_path / "checkpoints")
     assert workers.run(save, 4, [{"place": place, "background": background}]) == [[""] * 4]
     [folder] = find_checkpoints(place).folders
-    assert check(folder).findings == []
+    assert verify_checkpoint(folder).findings == []
     step = tmp_path / "checkpoints" / "step-00000001"
     layout = json.loads((step / "layout.json").read_text())
     # Ten rows in four parts are 3, 3, 3 and 1, in the order 0, 3, 1, 2; five numbers on two ranks.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.checkpoint.verify.fsck import check, find_checkpoints
+from shardwise.checkpoint.verify.fsck import find_checkpoints, verify_checkpoint
 from tests.distributed.workers import Workers
 from tests.gate import first_in_gate
 
@@ -33,7 +33,7 @@ def test_a_save_of_many_ranks_loads_on_many_and_on_few(
         case = {"place": place, "step": step, "background": background, "one_group": one_group}
         assert workers.run(save, ranks, [case]) == [[""] * ranks]
     for folder in find_checkpoints(place).folders:
-        assert check(folder).findings == []
+        assert verify_checkpoint(folder).findings == []
     load_case = {"place": place, "one_group": one_group}
     assert workers.run(load, ranks, [{**load_case, "marked": True}]) == [[True] * ranks]
     assert workers.run(load, 3, [{**load_case, "marked": False}]) == [[True] * 3]

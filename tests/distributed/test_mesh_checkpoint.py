@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.checkpoint.verify.fsck import check, find_checkpoints
+from shardwise.checkpoint.verify.fsck import find_checkpoints, verify_checkpoint
 from tests.distributed.workers import Workers
 
 pytest.importorskip("torch")
@@ -45,4 +45,6 @@ def test_every_mesh_loads_what_another_saved(tmp_path: Path, workers: Workers) -
             assert found["digests"] == saved[0], f"{strategy} on rank {rank}"
     found = find_checkpoints(str(place))
     assert len(found.folders) == len(CHAIN) + 1
-    assert [check(folder).findings for folder in found.folders] == [[]] * len(found.folders)
+    assert [verify_checkpoint(folder).findings for folder in found.folders] == [[]] * len(
+        found.folders
+    )

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from shardwise.checkpoint.format.place import find_place
-from shardwise.checkpoint.verify.fsck import check, find_checkpoints
+from shardwise.checkpoint.format.storage import find_storage
+from shardwise.checkpoint.verify.fsck import find_checkpoints, verify_checkpoint
 from tests.command import PATIENCE_S
 from tests.distributed.launch import free_port
 from tests.distributed.workers import Workers
@@ -128,7 +128,7 @@ def test_what_was_saved_is_loaded(saved: dict[str, Ranks], loaded: dict[str, Ran
 def test_only_as_many_are_kept_as_asked_for(
     store: Any, saved: dict[str, Ranks], loaded: dict[str, Ranks]
 ) -> None:
-    assert find_place("s3://bucket/few").steps() == [3, 4]
+    assert find_storage("s3://bucket/few").steps() == [3, 4]
     left = {path.split("/")[2] for path in store.find("bucket/few")}
     assert left == {"step-00000003", "step-00000004", "latest"}
     assert store.cat_file("bucket/few/latest") == b"step-00000004\n"
@@ -146,7 +146,7 @@ def test_a_save_that_was_interrupted_is_no_checkpoint(
 
 def test_the_next_save_clears_what_was_interrupted(store: Any, loaded: dict[str, Ranks]) -> None:
     assert loaded["go on"][0]["step"] == 2
-    assert find_place("s3://bucket/interrupted").steps() == [1, 2, 5]
+    assert find_storage("s3://bucket/interrupted").steps() == [1, 2, 5]
     assert not store.exists("bucket/interrupted/step-00000003")
 
 
@@ -175,7 +175,7 @@ def test_a_store_that_takes_nothing_is_told_on_every_rank(loaded: dict[str, Rank
 
 def test_fsck_finds_the_same_objects(loaded: dict[str, Ranks]) -> None:
     folders = find_checkpoints("s3://bucket/corrupt").folders
-    checked = [check(folder) for folder in folders]
+    checked = [verify_checkpoint(folder) for folder in folders]
     files = [{finding.file for finding in one.findings} for one in checked]
     assert files == [set(), {SHARD}, {SHARD}]
     (corrupt,) = checked[1].findings

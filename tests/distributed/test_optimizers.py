@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.checkpoint.format.place import find_place
+from shardwise.checkpoint.format.storage import find_storage
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.optimizer import LOW_BIT, OPTIMIZERS, Optimizer
 from shardwise.spec.record import SpecError
@@ -29,7 +29,7 @@ from tests.units.reduced import reduced
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("torchao")
-from shardwise.checkpoint.format.sharding import whole
+from shardwise.checkpoint.format.sharding import full_box
 from shardwise.checkpoint.verify.opened import open_checkpoint
 from tests.distributed.agreement import assert_agrees
 from tests.distributed.optimizer_run import losses_of, optimizers_made
@@ -151,12 +151,12 @@ def test_a_resumed_run_is_equal_to_the_bit(
 
 def _checksums(folder: Path) -> dict[str, Any]:
     """Of all tensors in the last checkpoint."""
-    place = find_place(str(folder / "runs" / "it" / "checkpoints"))
+    place = find_storage(str(folder / "runs" / "it" / "checkpoints"))
     saved = open_checkpoint(place.folder(4))
     return {
         str(piece): piece.crc32
         for name, tensor in saved.tensors.items()
-        for piece in saved.pieces(name, whole(tensor.shape))
+        for piece in saved.pieces(name, full_box(tensor.shape))
     }
 
 

@@ -84,7 +84,7 @@ class Training:
         lines = path.read_text().splitlines() if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("}")]
 
-    def reaches(self, step: int) -> None:
+    def wait_for_step(self, step: int) -> None:
         self.wait(lambda: any(line["step"] >= step for line in self.lines()))
 
     def wait(self, condition: Callable[[], bool]) -> None:
@@ -97,7 +97,7 @@ class Training:
     def check_end(self, *lost: int) -> list[str]:
         """Wait for the end; the losses must be those of the whole batches on one process."""
         self.brake.unlink(missing_ok=True)
-        self.reaches(self._steps - 1)
+        self.wait_for_step(self._steps - 1)
         began = time.monotonic()
         codes = {n: one.wait(PATIENCE_S) for n, one in enumerate(self.launchers) if n not in lost}
         assert time.monotonic() - began < BARRIER_S
@@ -170,10 +170,10 @@ def test_a_spare_takes_the_place_of_a_killed_host(
     training.brake.touch()
     for host in places[:2]:
         training.start(host)
-    training.reaches(0)
+    training.wait_for_step(0)
     training.start(places[2])
     training.wait(lambda: "this host is a spare: 2 hosts train" in training.said()[2])
-    training.reaches(12)
+    training.wait_for_step(12)
     kill_processes([places[lost]])
     said = training.check_end(lost)
     for number in {0, 1, 2} - {lost}:
@@ -190,7 +190,7 @@ def test_the_host_of_a_killed_rank_is_blamed(lab: tuple[Training, list[Host]]) -
     training.brake.touch()
     for host in places[:2]:
         training.start(host)
-    training.reaches(12)
+    training.wait_for_step(12)
     [rank] = psutil.Process(training.launchers[1].pid).children()
     rank.kill()
     for text in training.check_end():

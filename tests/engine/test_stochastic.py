@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from shardwise.engine.noise import seeded
-from shardwise.engine.sync import remember
+from shardwise.engine.sync import store_strategy
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
@@ -26,7 +26,7 @@ def trained(states: str, seed: int = 0) -> torch.Tensor:
         learning_rate=RATE, weight_decay=0.0, seed=seed, schedule="constant", warmup_steps=0
     )
     strategy = Strategy.read({"kind": "single", "states": states, "param_dtype": "bf16"})
-    model = remember(nn.Linear(WIDTH, 1, bias=False).to(torch.bfloat16), strategy)
+    model = store_strategy(nn.Linear(WIDTH, 1, bias=False).to(torch.bfloat16), strategy)
     optimizer = make_optimizer(model, "adamw", settings)
     [weight] = model.parameters()
     nn.init.ones_(weight)
@@ -65,7 +65,7 @@ def test_the_seed_of_the_run_decides_and_dropout_draws_as_before() -> None:
 
 
 def test_optimizers_without_stochastic_rounding_are_refused() -> None:
-    model = remember(
+    model = store_strategy(
         nn.Linear(2, 2), Strategy.read({"kind": "single", "states": "bf16+stochastic"})
     )
     with pytest.raises(SpecError, match="no stochastic rounding"):

@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwise.observe.against import against, predicted_units, side_by_side, traffic_terms
+from shardwise.observe.against import (
+    chrome_comparison,
+    compare_rank,
+    predicted_units,
+    traffic_terms,
+)
 from shardwise.observe.rank.summary import summarise_rank
 from shardwise.predict.api import estimate_run, replay_run
 from shardwise.spec.question import describe_run
@@ -76,7 +81,7 @@ def as_trace(path: Path, timeline: Timeline, slower: float = 1.0) -> Path:
 def test_what_was_simulated_is_read_back(tmp_path: Path, settings: dict[str, Any]) -> None:
     _, timeline = simulated(**settings)
     rank = summarise_rank(as_trace(tmp_path / "t.json", timeline))
-    found = against(timeline, rank)
+    found = compare_rank(timeline, rank)
     assert [term.name for term in found.terms][:3] == ["step", "compute", "exposed communication"]
     for term in found.terms:
         assert term.first == pytest.approx(term.second, abs=2)
@@ -90,7 +95,7 @@ def test_what_was_simulated_is_read_back(tmp_path: Path, settings: dict[str, Any
 def test_only_what_was_slower_differs(tmp_path: Path) -> None:
     _, timeline = simulated()
     rank = summarise_rank(as_trace(tmp_path / "t.json", timeline, slower=1.25))
-    for unit in against(timeline, rank).units:
+    for unit in compare_rank(timeline, rank).units:
         errors = {term.name: term.error for term in unit.terms}
         assert errors["scatter"] == pytest.approx(1 / 1.25 - 1, abs=1e-6)
         assert errors["forward"] == pytest.approx(0, abs=1e-6)
@@ -111,7 +116,7 @@ def test_both_steps_begin_together_in_one_file() -> None:
     _, timeline = simulated()
     begin, end = timeline.window
     middle = (begin + end) // 2
-    events = side_by_side(timeline, timeline, (middle, end))
+    events = chrome_comparison(timeline, timeline, (middle, end))
     measured = [e for e in events if e["pid"] == 1 and e["ph"] == "X"]
     assert min(e["ts"] for e in measured) == 0
     assert max(e["ts"] + e["dur"] for e in measured) == pytest.approx((end - middle) / 1000)

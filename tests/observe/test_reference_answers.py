@@ -11,7 +11,7 @@ import pytest
 from shardwise.observe.file.trace import read_trace
 from shardwise.observe.rank.classify import device_timeline, host_timeline
 from shardwise.observe.rank.summary import summarise_rank
-from shardwise.observe.ranks import join
+from shardwise.observe.ranks import join_collectives
 from shardwise.step.breakdown import breakdown
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
@@ -87,7 +87,7 @@ def test_most_of_a_collective_is_waiting(
     name: str, kernels_ms: float, transfer_ms: float, last: dict[int, int]
 ) -> None:
     paths = [TRACES / name / f"rank{rank}.json.gz" for rank in range(8)]
-    joined = join([summarise_rank(path).calls for path in paths])
+    joined = join_collectives([summarise_rank(path).calls for path in paths])
     assert joined.mean_ns / 1e6 == pytest.approx(kernels_ms, rel=2e-3)
     assert joined.transfer_ns / 1e6 == pytest.approx(transfer_ms, rel=2e-2)
     assert joined.unmatched == [0] * 8

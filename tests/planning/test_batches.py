@@ -16,8 +16,8 @@ from shardwise.planning.batches import (
     Batch,
     UnevenBatchError,
     batches,
-    between,
-    coarse,
+    batches_between,
+    coarse_batches,
 )
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
@@ -64,7 +64,7 @@ def test_batches_are_within_the_tolerance_or_refused(sequences: float, devices: 
         assert deviation == pytest.approx(batch.deviation, abs=1e-12)
         assert deviation <= BATCH_TOLERANCE + 1e-6
     # The first pass keeps every one of the closest, and never adds any.
-    first = coarse(found, asked=True)
+    first = coarse_batches(found, asked=True)
     least = min(batch.deviation for batch in found)
     assert set(first) <= set(found)
     assert set(first) >= {batch for batch in found if batch.deviation == least}
@@ -104,7 +104,7 @@ def test_what_nobody_asked_for_stays_within_usual_practice() -> None:
 
 def test_the_first_pass_takes_round_numbers_and_the_second_those_between() -> None:
     sizes = [Batch(size, 1) for size in range(1, 513)]
-    first = [s.micro_batch for s in coarse(sizes, asked=False)]
+    first = [s.micro_batch for s in coarse_batches(sizes, asked=False)]
     assert first[:10] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
-    inside = between(sizes, 64, 96, most=6)
+    inside = batches_between(sizes, 64, 96, most=6)
     assert all(64 < s.micro_batch < 96 for s in inside)

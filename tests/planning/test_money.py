@@ -14,7 +14,7 @@ from shardwise.planning.money import (
     HALF_THE_TIME,
     Budget,
     SizeChoice,
-    Sized,
+    SizedCandidate,
     by_size,
     choose_size,
     read_price,
@@ -37,10 +37,12 @@ CLUSTER = find_cluster("8x8xH100-SXM@400Gbps")
 PARTS = smaller_clusters(CLUSTER)
 
 
-def size(devices: int, tokens_per_s: float) -> Sized:
+def size(devices: int, tokens_per_s: float) -> SizedCandidate:
     (cluster,) = (part for part in PARTS if part.devices == devices)
     strategy = Strategy(kind="ddp").resolve(devices, 8)
-    return Sized(cluster, Candidate(strategy, 1.0, 1.0, tokens_per_s, 1.0, 1.0, 0.0, 0.0, 0.0))
+    return SizedCandidate(
+        cluster, Candidate(strategy, 1.0, 1.0, tokens_per_s, 1.0, 1.0, 0.0, 0.0, 0.0)
+    )
 
 
 LISTED = "2xp5.48xlarge"

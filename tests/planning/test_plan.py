@@ -34,7 +34,7 @@ from shardwise.planning.reasons.warnings import (
 from shardwise.planning.rows import Candidate
 from shardwise.planning.space import Space
 from shardwise.predict.api import estimate_run
-from shardwise.report.estimate_words import NO_WAY
+from shardwise.report.estimate_words import NOTHING_FITS
 from shardwise.spec.lookup import find_cluster, write_cluster
 from shardwise.spec.mesh import Mesh
 from shardwise.spec.question import describe_run
@@ -479,7 +479,7 @@ def test_nothing_helps_is_not_said_beside_what_would_fit() -> None:
     for more in ([], ["--explain"]):
         printed = command("plan", *words, *more).stdout
         assert "--adapter lora:16" in printed
-        assert NO_WAY not in " ".join(printed.split())
+        assert NOTHING_FITS not in " ".join(printed.split())
 
 
 # ---- screens --------------------------------------------------------------------------------

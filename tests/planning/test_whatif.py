@@ -7,12 +7,12 @@ from itertools import pairwise
 import pytest
 
 from shardwise.planning.difference import difference
-from shardwise.planning.least import devices_for_deadline, least, parse_target
 from shardwise.planning.make import make_plan
 from shardwise.planning.money import DAY, Budget
 from shardwise.planning.problem import Problem
-from shardwise.planning.vary import sized, varied
-from shardwise.planning.whatif import point, study
+from shardwise.planning.threshold import devices_for_deadline, find_threshold, parse_target
+from shardwise.planning.vary import with_devices, with_quantity
+from shardwise.planning.whatif import predict_point, study
 from shardwise.predict.intervals import is_fitted
 from shardwise.predict.kernels import coefficients_for
 from shardwise.spec.calibration import Calibration
@@ -78,35 +78,35 @@ def test_every_quantity_can_be_varied() -> None:
         ("seq-len", "4k", "4,000"),
         ("global-batch", "4M", "4.00M"),
     ):
-        changed, told = varied(asked, name, text)
+        changed, told = with_quantity(asked, name, text)
         assert told == shown
         assert changed != asked
-        assert point(changed, told).candidate is not None
+        assert predict_point(changed, told).candidate is not None
 
 
 def test_clusters_grow_and_shrink_in_whole_nodes() -> None:
     cluster = find_cluster("4x8xA100-80GB@200Gbps")
-    assert str(sized(cluster, 64)) == "8x8xA100-80GB@200Gbps"
-    assert sized(cluster, 4).devices_per_node == 4
+    assert str(with_devices(cluster, 64)) == "8x8xA100-80GB@200Gbps"
+    assert with_devices(cluster, 4).devices_per_node == 4
     # One machine has room for as many devices as its kind has.
-    assert str(sized(find_cluster("1xA100-80GB"), 4)) == "1x4xA100-80GB"
+    assert str(with_devices(find_cluster("1xA100-80GB"), 4)) == "1x4xA100-80GB"
     with pytest.raises(SpecError, match="give 8 or 16"):
-        sized(cluster, 12)
+        with_devices(cluster, 12)
     with pytest.raises(SpecError, match="--cluster 1x8xA100-80GB@400Gbps"):
-        sized(find_cluster("8xA100-80GB"), 16)
+        with_devices(find_cluster("8xA100-80GB"), 16)
 
 
 @pytest.mark.nightly
 def test_the_least_network_is_enough_and_a_little_less_is_not() -> None:
     asked = problem("llama-3-8b", "8x8xH100-SXM@100Gbps", 4096, 64 * 4096 * 4)
     target = parse_target("mfu=36%")
-    found = least(asked, "network", target)
+    found = find_threshold(asked, "network", target)
     assert found.answer is not None
     rate = found.answer.problem.cluster.network
     assert rate is not None
     assert target.met(found.answer)
-    below, _ = varied(asked, "network", f"{rate * 8e-9 / 1.05:.4f}Gbps")
-    assert not target.met(point(below, ""))
+    below, _ = with_quantity(asked, "network", f"{rate * 8e-9 / 1.05:.4f}Gbps")
+    assert not target.met(predict_point(below, ""))
 
 
 @pytest.mark.nightly
@@ -114,7 +114,7 @@ def test_the_batch_that_hides_communication() -> None:
     """Tokens per device at which at most 2 % of a step waits for the network."""
     asked = problem("llama-3-8b", "8x8xH100-SXM@50Gbps", 4096)
     target = parse_target("exposed=2%")
-    found = least(asked, "global-batch", target)
+    found = find_threshold(asked, "global-batch", target)
     assert found.answer is not None
     assert found.answer.candidate is not None
     assert found.answer.candidate.exposed_s <= 0.02 * found.answer.candidate.step_s
@@ -124,11 +124,11 @@ def test_the_batch_that_hides_communication() -> None:
 
 def test_the_least_number_of_devices_for_a_step_time() -> None:
     asked = problem("llama-3-8b", "1x8xH100-SXM@400Gbps", 4096, 2**22)
-    found = least(asked, "devices", parse_target("step=10s"))
+    found = find_threshold(asked, "devices", parse_target("step=10s"))
     assert found.answer is not None
     devices = found.answer.problem.cluster.devices
-    fewer, _ = varied(asked, "devices", str(devices - 8))
-    less = point(fewer, "").candidate
+    fewer, _ = with_quantity(asked, "devices", str(devices - 8))
+    less = predict_point(fewer, "").candidate
     assert less is not None
     assert less.step_s > 10
 
@@ -139,7 +139,7 @@ def test_a_single_node_has_no_network_to_vary_but_a_plan() -> None:
     assert planned.winner is not None
     reached = planned.mfu(planned.winner)
     for share, met in ((reached - 0.01, True), (reached + 0.01, False)):
-        found = least(asked, "network", parse_target(f"mfu={share:.4f}"))
+        found = find_threshold(asked, "network", parse_target(f"mfu={share:.4f}"))
         assert found.obstacle == "no network"
         assert found.answer is None
         assert found.met is met
@@ -149,7 +149,7 @@ def test_a_single_node_has_no_network_to_vary_but_a_plan() -> None:
 
 
 def test_more_devices_than_a_node_has_need_a_network() -> None:
-    found = least(problem("gpt2", "4xH100-SXM", 1024), "devices", parse_target("step=1ms"))
+    found = find_threshold(problem("gpt2", "4xH100-SXM", 1024), "devices", parse_target("step=1ms"))
     assert found.obstacle == "network needed"
     assert not found.met
     # A node of this kind has room for eight.
@@ -158,7 +158,7 @@ def test_more_devices_than_a_node_has_need_a_network() -> None:
 
 def test_a_missed_deadline_is_met_by_the_devices_it_names_and_by_no_fewer() -> None:
     asked = problem("llama-3.2-1b", "1x8xH100-SXM@400Gbps")
-    here = point(asked, "").candidate
+    here = predict_point(asked, "").candidate
     assert here is not None
     tokens = 1e12
     deadline = tokens / here.tokens_per_s / 5
@@ -169,7 +169,7 @@ def test_a_missed_deadline_is_met_by_the_devices_it_names_and_by_no_fewer() -> N
     assert tokens / found.answer.candidate.tokens_per_s <= deadline
     devices = found.answer.problem.cluster.devices
     assert devices >= 5 * 8
-    fewer = point(varied(asked, "devices", str(devices - 8))[0], "").candidate
+    fewer = predict_point(with_quantity(asked, "devices", str(devices - 8))[0], "").candidate
     assert fewer is not None
     assert tokens / fewer.tokens_per_s > deadline
     assert devices_for_deadline(asked, Budget(tokens=tokens)) is None
@@ -206,18 +206,18 @@ def test_another_device_does_not_inherit_a_calibration() -> None:
     cluster = plain.but(calibration=Calibration(**measured))
     asked = problem("gpt2", "8xH100-SXM")._replace(cluster=cluster)
     assert is_fitted(asked.cluster)
-    changed, _ = varied(asked, "device", "MI300X")
+    changed, _ = with_quantity(asked, "device", "MI300X")
     assert not is_fitted(changed.cluster)
-    same, _ = varied(asked, "device", "H100-SXM")
+    same, _ = with_quantity(asked, "device", "H100-SXM")
     assert same.cluster.calibration is not None
 
 
 def test_what_cannot_be_asked_is_one_sentence() -> None:
     asked = problem("llama-3-8b", "8xH100-SXM")
     with pytest.raises(SpecError, match="unknown quantity 'netwrok'; did you mean 'network'"):
-        varied(asked, "netwrok", "100")
+        with_quantity(asked, "netwrok", "100")
     with pytest.raises(SpecError, match="--cluster 2x8xH100-SXM@400Gbps"):
-        varied(asked, "network", "100")
+        with_quantity(asked, "network", "100")
     with pytest.raises(SpecError, match="--tokens 1T"):
         parse_target("days=3")
     assert parse_target("days=3", 1e9) == ("days", 3 * DAY, 1e9)

@@ -12,7 +12,7 @@ from shardwise.predict.program.events import Cost, Event, Program, Repeat
 from shardwise.predict.program.fsdp import Fsdp
 from shardwise.predict.program.placement import Placement
 from shardwise.predict.program.sizes import Sizes
-from shardwise.predict.program.step import emit_step, shapes
+from shardwise.predict.program.step import emit_step, rows_by_shape
 from shardwise.predict.time import Times, schedule
 from shardwise.units.unit import ModelUnits, Parameter, Unit
 
@@ -186,7 +186,7 @@ def simulate(seconds: Seconds, r: Rules) -> Times:
     c = configurations(seconds, r)
     names = list(Times.__dataclass_fields__)
     found = np.empty((len(names), len(c)))
-    for rows in shapes(c):
+    for rows in rows_by_shape(c):
         for separate in (False, True):
             chosen = rows[np.asarray(r["separate"])[rows] == separate]
             if len(chosen):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shardwise.predict.configurations import Configurations
-from shardwise.predict.program.events import ROOT, Run
+from shardwise.predict.program.events import ROOT_UNIT, Run
 from shardwise.predict.program.step import step_program
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.strategy import Strategy
@@ -32,10 +32,10 @@ def messages(vocab: int, **strategy: Any) -> tuple[dict[int, int], int]:
     backward = False
     for event in program:
         if isinstance(event, Run):
-            backward |= event.name == "backward" and event.unit != ROOT
+            backward |= event.name == "backward" and event.unit != ROOT_UNIT
             if event.work == "all-reduce":
                 assert event.message is not None
-                place = END if event.unit == ROOT and backward else event.unit
+                place = END if event.unit == ROOT_UNIT and backward else event.unit
                 found[place] = found.get(place, 0) + int(event.message.bytes[0])
     return found, units.numel
 
@@ -50,8 +50,8 @@ def test_every_gradient_is_reduced_once(vocab: int, bucket: float | None) -> Non
 def test_a_head_that_fills_the_first_bucket_leaves_before_any_block() -> None:
     # 4096 x 256 in fp32: 4 MiB. The norm before it waits for the rest, which is below 25 MiB.
     found, _ = messages(4096)
-    assert found[ROOT] == 4 * 4096 * 256
-    assert set(found) == {ROOT, END}
+    assert found[ROOT_UNIT] == 4 * 4096 * 256
+    assert set(found) == {ROOT_UNIT, END}
 
 
 def test_a_small_head_waits_for_a_block() -> None:
@@ -62,7 +62,7 @@ def test_a_small_head_waits_for_a_block() -> None:
 
 def test_a_size_that_was_asked_for_holds_for_the_first_too() -> None:
     found, _ = messages(4096, ddp_bucket_mib=6)
-    assert ROOT not in found
+    assert ROOT_UNIT not in found
     assert 3 in found
 
 

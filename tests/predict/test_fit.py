@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import shardwise
 from shardwise.cli.main import add_commands, app
-from shardwise.planning.api import plan_run, ways_for
+from shardwise.planning.api import changes_to_fit_run, plan_run
 from shardwise.predict.api import estimate_run
 from shardwise.predict.estimate import reserved_interval, verdict
 from shardwise.predict.fit import shortfall_of
@@ -48,7 +48,7 @@ def test_llama_70b_zero2_fits_80_gb_on_no_number_of_gpus(nodes: int) -> None:
 
 def test_what_would_help_helps() -> None:
     run = describe_run("llama-3-70b", "8x8xH100-SXM", "zero2", seq_len=4096, micro_batch=1)
-    ways = ways_for(run)
+    ways = changes_to_fit_run(run)
     assert ways[0].options == "--strategy zero3 --recompute full"
     changed = shardwise.estimate(
         "llama-3-70b", "8x8xH100-SXM", "zero3", seq_len=4096, recompute="full"
@@ -60,32 +60,32 @@ def test_what_would_help_helps() -> None:
 def test_more_devices_are_offered_where_they_help() -> None:
     run = describe_run("llama-3-70b", "1x8xH100-SXM", "zero3", seq_len=2048, recompute="full")
     assert estimate_run(run).known_memory.fits is False
-    assert any("--cluster " in way.options for way in ways_for(run))
+    assert any("--cluster " in way.options for way in changes_to_fit_run(run))
 
 
 def test_smaller_groups_are_offered_where_padding_is_what_breaks_it() -> None:
     """48 devices divide neither 8 experts nor their rows; 16 divide the rows."""
     run = describe_run("mixtral-8x7b", "6x8xH100-SXM", "zero3", recompute="full")
     assert estimate_run(run).known_memory.fits is False
-    ways = ways_for(run)
+    ways = changes_to_fit_run(run)
     assert ways[0].options == "--strategy zero3:16"
     smaller = shardwise.estimate("mixtral-8x7b", "6x8xH100-SXM", "zero3:16", recompute="full")
     assert smaller.known_memory.verdict == "fits"
 
 
 def test_offload_is_the_last_resort_and_names_its_price() -> None:
-    ways = ways_for(describe_run("llama-3-8b", "1xH100-SXM"))
+    ways = changes_to_fit_run(describe_run("llama-3-8b", "1xH100-SXM"))
     assert ways[0].options == "--offload-optimizer"
     # 16 bytes a parameter are on the host: master weights, gradients and two moments.
     assert ways[0].host_bytes == 16 * 8_030_261_248
-    with_room = ways_for(describe_run("llama-3-70b", "8x8xH100-SXM", "zero2"))
+    with_room = changes_to_fit_run(describe_run("llama-3-70b", "8x8xH100-SXM", "zero2"))
     assert all(way.host_bytes == 0 for way in with_room)
 
 
 def test_the_largest_micro_batch_that_fits_comes_first() -> None:
     asked: dict[str, Any] = {"recompute": "full", "loss": "chunked"}
     run = describe_run("llama-3-8b", "8xH100-SXM", **asked, micro_batch=128)
-    found = int(ways_for(run)[0].options.removeprefix("--micro-batch "))
+    found = int(changes_to_fit_run(run)[0].options.removeprefix("--micro-batch "))
     verdicts = [
         shardwise.estimate(
             "llama-3-8b", "8xH100-SXM", **asked, micro_batch=size
@@ -98,13 +98,13 @@ def test_the_largest_micro_batch_that_fits_comes_first() -> None:
 def test_chunks_come_first_where_logits_are_too_large() -> None:
     run = describe_run("llama-3-8b", "8xH100-SXM", recompute="full", micro_batch=16)
     assert estimate_run(run).known_memory.terms["logits"] > 20 * GIB
-    assert ways_for(run)[0].options == "--loss chunked"
+    assert changes_to_fit_run(run)[0].options == "--loss chunked"
 
 
 def test_a_hundred_and_sixty_thousand_devices() -> None:
     run = describe_run("llama-3-8b", "20000x8xH100-SXM@400Gbps")
     assert estimate_run(run).cluster["devices"] == 160_000
-    assert ways_for(run)
+    assert changes_to_fit_run(run)
 
 
 def test_ddp_holds_less_than_five_billion_parameters_in_80_gb() -> None:
@@ -168,7 +168,7 @@ def test_options_give_the_memory_they_state(seed: int) -> None:
         command[1], cluster, kind, seq_len=command[5], micro_batch=2, recompute="selective",
         **settings,  # type: ignore[arg-type]
     )  # fmt: skip
-    for way in ways_for(described):
+    for way in changes_to_fit_run(described):
         assert needed_by([*command, *own, *shlex.split(way.options)]) == way.needed_bytes, way
         ways.append(way)
     assert ways

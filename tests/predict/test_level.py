@@ -10,7 +10,7 @@ import pytest
 
 import shardwise
 from shardwise.predict.intervals import error_interval
-from shardwise.predict.level import correction, narrowing
+from shardwise.predict.level import correction_factor, narrowing_factor
 from shardwise.spec.level import Level
 from shardwise.spec.lookup import find_cluster, write_cluster
 from shardwise.spec.record import SpecError
@@ -20,15 +20,15 @@ ASKED = ("--model", "llama-3-8b", "--cluster", "8xH100-SXM", "--seq-len", "4096"
 
 
 def test_one_step_moves_part_of_the_way_and_many_nearly_all() -> None:
-    factors = [correction(Level(factor=1.3, steps=steps)) for steps in (1, 2, 3, 100)]
+    factors = [correction_factor(Level(factor=1.3, steps=steps)) for steps in (1, 2, 3, 100)]
     assert factors == sorted(factors)
     assert 1.0 < factors[0] < 1.3
     assert factors[-1] == pytest.approx(1.3, rel=0.02)
-    assert correction(Level(factor=1.0)) == 1.0
+    assert correction_factor(Level(factor=1.0)) == 1.0
 
 
 def test_the_interval_shrinks_to_what_runs_of_one_stack_differ_by() -> None:
-    widths = [narrowing("dense", steps) for steps in (1, 2, 3, 1000)]
+    widths = [narrowing_factor("dense", steps) for steps in (1, 2, 3, 1000)]
     assert widths == sorted(widths, reverse=True)
     assert widths[0] < 1.0
     cluster = find_cluster("8xH100-SXM")
@@ -53,7 +53,7 @@ def test_a_plan_is_corrected_by_the_step_of_its_run(tmp_path: Path) -> None:
     done = command("plan", str(run), "--measured", measured, "-o", str(better), "--json")
     assert done.returncode == 0, done.stderr
     second = json.loads(done.stdout)
-    moved = correction(Level(factor=1.2))
+    moved = correction_factor(Level(factor=1.2))
     assert second["winner"]["step_s"] == pytest.approx(moved * first["winner"]["step_s"], rel=1e-4)
     assert second["error_interval"] == first["interval_after_a_step"]
     # What is written keeps it, and the screen says so.

@@ -13,7 +13,7 @@ from shardwise.predict.program.step import step_program
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, run_from_dict
 from shardwise.step.profile import StepProfile
-from shardwise.trainer.admit import admit
+from shardwise.trainer.admit import check_can_train
 from shardwise.units.load import job_units
 from tests.predict.blocks import unrolled
 
@@ -143,4 +143,4 @@ def test_half_a_pair_is_refused() -> None:
 
 def test_the_trainer_refuses_what_it_does_not_train() -> None:
     with pytest.raises(SpecError, match=r"job\.method"):
-        admit(run_of(method="dpo"), DEVICES, DEVICES)
+        check_can_train(run_of(method="dpo"), DEVICES, DEVICES)

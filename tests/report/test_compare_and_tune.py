@@ -9,7 +9,7 @@ import pytest
 from shardwise.report.compare_strategies import print_scores, scores_table
 from shardwise.report.table import csv_text, markdown_text
 from shardwise.report.tune import print_tuned
-from shardwise.trials.calibrate.tune import Candidate, Probe, Tuned
+from shardwise.trials.calibrate.tune import Candidate, Probe, TuneResult
 from shardwise.trials.compare_strategies import Score, ranking
 from tests.calibrate.known import observed
 from tests.screens import assert_screen
@@ -77,8 +77,8 @@ def test_tune_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
         Probe(second, 0.5, None, "killed: not finished after 600 s"),
         Probe(first, 0.25, 0.2),
     ]
-    tuned = Tuned(probes, "rest is slower", 0.25)
+    tuned = TuneResult(probes, "rest is slower", 0.25)
     assert tuned.best is probes[1]
     print_tuned(tuned, 12, Path("tuned.toml"))
-    print_tuned(Tuned(probes[:1], "all probed"), 1, Path("tuned.toml"))
+    print_tuned(TuneResult(probes[:1], "all probed"), 1, Path("tuned.toml"))
     assert_screen("tune", capsys.readouterr().out)

@@ -20,11 +20,11 @@ import shardwise
 from benchmarks.scale.pages import measure
 from shardwise.observe.diagnosis.stragglers import Straggler
 from shardwise.planning.api import plan_run
-from shardwise.report.page.headline import headline, tiles
+from shardwise.report.page.headline import figure_tiles, headline
 from shardwise.report.page.markup import element
 from shardwise.report.page.page import write_page
 from shardwise.report.page.read import read_subjects
-from shardwise.report.page.timeline import Step, packed, thin
+from shardwise.report.page.timeline import Step, steps_json, thin_out
 from shardwise.spec.quantity import show_seconds
 from shardwise.spec.question import describe_run
 from shardwise.spec.record import SpecError
@@ -135,7 +135,7 @@ def test_a_plan_says_that_the_figures_below_are_of_the_run(
     assert ("below are of mine" in found.evidence[-1]) == differs
     time = shardwise.estimate(run=run).time
     assert time is not None
-    assert show_seconds(time.step_s) in str(tiles(subject))
+    assert show_seconds(time.step_s) in str(figure_tiles(subject))
 
 
 def test_attributes_are_escaped() -> None:
@@ -260,7 +260,7 @@ def scattered(count: int, seed: int = 0) -> Timeline:
 
 def test_packed_spans_are_the_spans() -> None:
     timeline = scattered(500)
-    told = packed([Step("rank 0", "measured", timeline, timeline.window[1])])
+    told = steps_json([Step("rank 0", "measured", timeline, timeline.window[1])])
     (step,) = told["steps"]
     lane, start, length, kind, name = inflated(step["columns"], 5)
     begin = np.cumsum(start)
@@ -290,7 +290,7 @@ def test_long_steps_keep_their_shape() -> None:
         names=timeline.names,
         units=timeline.units,
     )
-    told = packed([Step("x", "simulated", stretched, 1)])
+    told = steps_json([Step("x", "simulated", stretched, 1)])
     _, _, length, _, _ = inflated(told["steps"][0]["columns"], 5)
     whole = (timeline.end_ns - timeline.start_ns).sum() * 10**9
     assert length.sum() * told["tick_ns"] == pytest.approx(whole, rel=1e-6)
@@ -298,9 +298,9 @@ def test_long_steps_keep_their_shape() -> None:
 
 def test_thinned_spans_cover_about_the_same() -> None:
     timeline = scattered(30_000)
-    few = thin(timeline, 20_000)
+    few = thin_out(timeline, 20_000)
     assert len(few) <= 20_000
-    assert thin(timeline, 10**9).start_ns.tolist() != []
+    assert thin_out(timeline, 10**9).start_ns.tolist() != []
     before, after = breakdown(timeline), breakdown(few)
     assert after.window_ns == before.window_ns
     # Gaps between what was joined are filled, so it covers more, up to all of its lane.

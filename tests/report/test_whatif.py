@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.planning.difference import Difference
-from shardwise.planning.least import Least, Target
 from shardwise.planning.money import DAY, Budget
 from shardwise.planning.problem import Problem
 from shardwise.planning.rows import Candidate
-from shardwise.planning.vary import varied
+from shardwise.planning.threshold import Target, Threshold
+from shardwise.planning.vary import with_quantity
 from shardwise.planning.whatif import Point
 from shardwise.report.money import deadline_words
 from shardwise.report.whatif import (
     difference_words,
     print_heading,
-    print_least,
     print_study,
+    print_threshold,
 )
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import find_cluster, find_model
@@ -54,7 +54,7 @@ def at(
     binding: Bottleneck = "memory",
 ) -> Point:
     """A point whose best configuration reaches so many tokens/s per device."""
-    changed, value = varied(problem, name, text) if name else (problem, text)
+    changed, value = with_quantity(problem, name, text) if name else (problem, text)
     cluster = changed.cluster
     strategy = Strategy.read({"kind": kind, "micro_batch": micro_batch, "recompute": recompute})
     strategy = strategy.resolve(cluster.devices, cluster.devices_per_node)
@@ -109,7 +109,7 @@ def test_numbers_of_devices(printed: Printed) -> None:
     problem = asked()
     refused = KeyedProblem("devices", "12 do not fill nodes of 8")
     points = [
-        Point("2", varied(problem, "devices", "2")[0], None, None, "memory"),
+        Point("2", with_quantity(problem, "devices", "2")[0], None, None, "memory"),
         at(problem, "devices", "8", kind="zero2", micro_batch=1, per_device=7100.0, mfu=0.369),
         Point("12", problem, None, None, "memory", refused),
         at(problem, "devices", "512", per_device=6900.0, mfu=0.359, exposed=0.05),
@@ -120,7 +120,7 @@ def test_numbers_of_devices(printed: Printed) -> None:
 
 def test_where_nothing_fits(printed: Printed) -> None:
     problem = asked()
-    changed, value = varied(problem, "devices", "2")
+    changed, value = with_quantity(problem, "devices", "2")
     print_study("devices", [Point(value, changed, None, None, "memory")], Budget())
     assert_screen("whatif-nothing", printed())
 
@@ -133,13 +133,16 @@ def test_thresholds(printed: Printed) -> None:
     budget = Budget(tokens=1e11, price=2.5)
     small = [at(node, "devices", text, mfu=0.3) for text in ("4", "8")]
     for found, where in (
-        (Least("network", half, enough, [enough]), problem),
-        (Least("network", half, None, [here], "no network"), node),
-        (Least("network", half._replace(value=0.5), None, [here], "no network"), node),
-        (Least("devices", Target("step", 0.1), None, small, "network needed"), node),
-        (Least("memory", Target("exposed", 0.001), None, [at(problem, "memory", "2048")]), problem),
+        (Threshold("network", half, enough, [enough]), problem),
+        (Threshold("network", half, None, [here], "no network"), node),
+        (Threshold("network", half._replace(value=0.5), None, [here], "no network"), node),
+        (Threshold("devices", Target("step", 0.1), None, small, "network needed"), node),
+        (
+            Threshold("memory", Target("exposed", 0.001), None, [at(problem, "memory", "2048")]),
+            problem,
+        ),
     ):
-        print_least(found, where, budget)
+        print_threshold(found, where, budget)
     assert_screen("whatif-least", printed())
 
 
@@ -148,9 +151,9 @@ def test_missed_deadlines() -> None:
     target = Target("days", DAY, 1e11)
     answer = at(problem, "devices", "168")
     found = [
-        (Least("devices", target, answer, [answer]), problem),
-        (Least("devices", target, None, [], "network needed"), node),
-        (Least("devices", target, None, [answer]), problem),
+        (Threshold("devices", target, answer, [answer]), problem),
+        (Threshold("devices", target, None, [], "network needed"), node),
+        (Threshold("devices", target, None, [answer]), problem),
     ]
     budget = Budget(tokens=target.tokens, deadline_s=DAY)
     told = [deadline_words(*one, budget) for one in found]

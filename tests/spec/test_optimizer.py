@@ -18,7 +18,7 @@ def test_bytes_are_those_that_the_optimizer_holds(kind: Optimizer, dtype: str) -
     torch = pytest.importorskip("torch")
     if kind in LOW_BIT:
         pytest.importorskip("torchao")
-    from shardwise.engine.sync import remember
+    from shardwise.engine.sync import store_strategy
     from shardwise.pytorch.private import plain_tensors
     from shardwise.spec.strategy import Strategy
     from shardwise.spec.train import TrainSettings
@@ -34,7 +34,7 @@ def test_bytes_are_those_that_the_optimizer_holds(kind: Optimizer, dtype: str) -
     table = torch.nn.Embedding(96, 64, dtype=getattr(torch, dtype))
     model = torch.nn.ModuleDict({"table": table, "blocks": blocks})
     optimizer = make_optimizer(
-        remember(model, Strategy(kind="single")), kind, TrainSettings(momentum=0.9)
+        store_strategy(model, Strategy(kind="single")), kind, TrainSettings(momentum=0.9)
     )
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)

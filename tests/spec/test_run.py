@@ -167,12 +167,12 @@ def test_cpus_have_the_memory_of_this_machine_wherever_a_run_is_read(tmp_path: P
     import psutil
     import torch
 
-    from shardwise.trainer.start import on_this_world
+    from shardwise.trainer.start import for_actual_processes
 
     file = tmp_path / "run.toml"
     file.write_text('model = "gpt2"\ncluster = "1x1xCPU"\nstrategy = "single"\n')
     run = read_run(file)
-    read, trained = run.resolved(), on_this_world(run, torch.device("cpu"))
+    read, trained = run.resolved(), for_actual_processes(run, torch.device("cpu"))
     assert read.cluster.device.memory == psutil.virtual_memory().total
     assert trained.cluster.device.capacity == read.cluster.device.capacity
     assert run.resolved().resolved() == read

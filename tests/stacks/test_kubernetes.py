@@ -16,7 +16,7 @@ import pytest
 from shardwise.launch.shared_secret import VARIABLE, take_secret
 from shardwise.spec.run import RunSpec, run_from_dict
 from shardwise.stacks.write.cluster_job import seconds_of
-from shardwise.stacks.write.exported import USUAL, Target
+from shardwise.stacks.write.exported import DEFAULT_TARGET, Target
 from shardwise.stacks.write.kubernetes import export
 from tests.command import PATIENCE_S, environment
 from tests.distributed.launch import free_port
@@ -44,11 +44,11 @@ ASKED = Target(
 )
 
 
-def manifests(run: RunSpec, target: Target = USUAL) -> dict[str, Any]:
+def manifests(run: RunSpec, target: Target = DEFAULT_TARGET) -> dict[str, Any]:
     return {one["kind"]: one for one in yaml.safe_load_all(export(run, target).text)}
 
 
-CASES = {name: (run, USUAL) for name, run in RUNS.items()}
+CASES = {name: (run, DEFAULT_TARGET) for name, run in RUNS.items()}
 CASES["asked for more"] = (RUNS["two nodes of GPUs"], ASKED)
 
 

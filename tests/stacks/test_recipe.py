@@ -10,7 +10,7 @@ import pytest
 
 from shardwise.stacks.read import axolotl, deepspeed, torch_script, trainer
 from shardwise.stacks.read.imports import import_file
-from shardwise.stacks.table import Table, but, defaults_of
+from shardwise.stacks.table import Table, defaults_of, with_changed_rows
 from shardwise.stacks.training_arguments import (
     AXOLOTL_BATCH,
     AXOLOTL_TRAIN,
@@ -46,10 +46,10 @@ def test_defaults_are_those_of_transformers() -> None:
 def test_defaults_are_those_of_trl() -> None:
     trl = pytest.importorskip("trl", reason="needs trl")
     theirs = defaults_of_class(trl.SFTConfig)
-    check_defaults((*BATCH, *but(TRAIN, SFT), SCHEDULE), theirs)
+    check_defaults((*BATCH, *with_changed_rows(TRAIN, SFT), SCHEDULE), theirs)
     assert trainer.TRL_DEFAULTS["max_length"] == theirs["max_length"]
     of_dpo = defaults_of_class(trl.DPOConfig)
-    check_defaults((*BATCH, *but(TRAIN, DPO), SCHEDULE), of_dpo)
+    check_defaults((*BATCH, *with_changed_rows(TRAIN, DPO), SCHEDULE), of_dpo)
     assert trainer.TRL_DEFAULTS["max_length"] == of_dpo["max_length"]
 
 

@@ -22,7 +22,7 @@ import pytest
 from shardwise.launch.shared_secret import VARIABLE
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, write_run
-from shardwise.stacks.write.exported import USUAL, Target
+from shardwise.stacks.write.exported import DEFAULT_TARGET, Target
 from shardwise.stacks.write.slurm import export
 from tests.command import PATIENCE_S, ROOT
 from tests.stacks.runs import HOSTILE, HOSTILE_NAME, large, tiny
@@ -68,13 +68,13 @@ ASKED = Target(
 )
 
 
-def script(run: RunSpec, folder: Path, target: Target = USUAL) -> Path:
+def script(run: RunSpec, folder: Path, target: Target = DEFAULT_TARGET) -> Path:
     path = folder / "run.sbatch"
     path.write_text(export(run, target).text)
     return path
 
 
-CASES = {name: (run, USUAL) for name, run in RUNS.items()}
+CASES = {name: (run, DEFAULT_TARGET) for name, run in RUNS.items()}
 CASES["spares"] = (RUNS["two nodes of GPUs"], ASKED)
 
 
@@ -90,7 +90,7 @@ def test_bash_and_shellcheck_find_nothing(run: RunSpec, target: Target, tmp_path
     assert done.returncode == 0, done.stdout
 
 
-def directives(run: RunSpec, target: Target = USUAL) -> dict[str, str]:
+def directives(run: RunSpec, target: Target = DEFAULT_TARGET) -> dict[str, str]:
     lines = [line for line in export(run, target).text.splitlines() if line.startswith("#SBATCH ")]
     pairs = (line.removeprefix("#SBATCH --").partition("=") for line in lines)
     return {key: value for key, _, value in pairs}
@@ -194,7 +194,7 @@ def slurm(tmp_path: Path) -> dict[str, str]:
 
 
 def started(
-    run: RunSpec, folder: Path, slurm: dict[str, str], target: Target = USUAL
+    run: RunSpec, folder: Path, slurm: dict[str, str], target: Target = DEFAULT_TARGET
 ) -> subprocess.Popen[str]:
     (folder / "run.toml").write_text(write_run(run))
     return subprocess.Popen(

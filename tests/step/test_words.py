@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from shardwise.step.words import (
     collective_names,
     error_words,
-    multiple,
-    pace,
     percent,
     percent_points,
+    range_text,
+    ratio_text,
     signed_percent,
-    span,
+    speed_ratio_text,
 )
 
 SHARES = st.floats(min_value=-20, max_value=20, allow_nan=False)
@@ -56,7 +56,7 @@ def test_an_error_never_shows_a_sign_of_nothing(error: float) -> None:
 
 @given(SHARES, SHARES, DIGITS)
 def test_a_range_has_two_different_ends(low: float, high: float, digits: int) -> None:
-    ends = span(low, high, lambda share: percent(share, digits)).split(" to ")
+    ends = range_text(low, high, lambda share: percent(share, digits)).split(" to ")
     assert len(set(ends)) == len(ends)
     assert ends[0] == percent(low, digits)
     assert ends[-1] == percent(high, digits)
@@ -64,7 +64,7 @@ def test_a_range_has_two_different_ends(low: float, high: float, digits: int) ->
 
 @given(RATIOS)
 def test_a_pace_says_the_direction_and_the_size(ratio: float) -> None:
-    text = pace(ratio)
+    text = speed_ratio_text(ratio)
     if text == "as fast":
         assert abs(ratio - 1) <= 0.005
     elif text.endswith("x as fast"):
@@ -78,7 +78,7 @@ def test_a_pace_says_the_direction_and_the_size(ratio: float) -> None:
 
 @given(RATIOS)
 def test_a_multiple_is_never_zero(ratio: float) -> None:
-    assert abs(number(multiple(ratio)) / ratio - 1) <= 0.5
+    assert abs(number(ratio_text(ratio)) / ratio - 1) <= 0.5
 
 
 def test_collectives_of_one_size_are_told_apart_by_their_axis() -> None:

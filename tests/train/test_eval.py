@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 from shardwise.engine.head_with_loss import IGNORED
 from shardwise.spec.evaluation import EvalSettings
-from shardwise.trainer.admit import admit
+from shardwise.trainer.admit import check_can_train
 from shardwise.trainer.data.batches import Layout
 from shardwise.trainer.data.held_out import HeldOut
 
@@ -57,10 +57,10 @@ def test_what_cannot_be_evaluated_is_refused(sections: dict[str, Any], says: str
 def test_a_run_is_refused_before_its_processes_start(tmp_path: Path) -> None:
     missing = run_with(eval={"data": str(tmp_path / "nowhere.txt")})
     with pytest.raises(SpecError, match=r"eval\.data\.path: .*nowhere.txt does not exist"):
-        admit(missing, 2, 2)
+        check_can_train(missing, 2, 2)
     unsaved = run_with(train={"checkpoint": False}, eval={"keep_best": True})
     with pytest.raises(SpecError, match=r"eval\.keep_best"):
-        admit(unsaved, 2, 2)
+        check_can_train(unsaved, 2, 2)
 
 
 def sequences(settings: EvalSettings, world: int, micro_batch: int) -> dict[int, list[Any]]:

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from shardwise.trainer.metrics import JsonLines, Tolerant, open_trackers
+from shardwise.trainer.metrics import JsonLines, TolerantTracker, open_trackers
 
 
 def steps_after_resume(path: Path, lines: str, completed: int) -> list[tuple[int, float]]:
@@ -62,6 +62,6 @@ def test_a_line_that_cannot_be_written_costs_only_itself(
 
 
 def test_a_mistake_in_a_tracker_is_not_hidden(tmp_path: Path) -> None:
-    tracker = Tolerant(JsonLines(tmp_path / "m.jsonl"), "m.jsonl")
+    tracker = TolerantTracker(JsonLines(tmp_path / "m.jsonl"), "m.jsonl")
     with pytest.raises(TypeError):
         tracker.log(1, {"loss": "high"})  # type: ignore[dict-item]

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from shardwise.engine.sync import remember
+from shardwise.engine.sync import store_strategy
 from shardwise.pytorch.private import plain_tensors
 from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.strategy import Strategy
@@ -21,7 +21,7 @@ SETTINGS = TrainSettings(learning_rate=0.1, momentum=0.9, weight_decay=0.01)
 
 def model_and_optimizer(kind: Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = remember(nn.Linear(5, 3), Strategy(kind="single"))
+    model = store_strategy(nn.Linear(5, 3), Strategy(kind="single"))
     return model, make_optimizer(model, kind, SETTINGS)
 
 
@@ -65,7 +65,7 @@ def test_an_update_that_the_host_cancels_changes_nothing(kind: Optimizer) -> Non
     if kind != "adafactor":
         pytest.importorskip("torchao")
     torch.manual_seed(0)
-    model = remember(nn.Linear(64, 64), Strategy(kind="single"))
+    model = store_strategy(nn.Linear(64, 64), Strategy(kind="single"))
     optimizer = make_optimizer(model, kind, SETTINGS)
     set_gradients(model, 1)
     optimizer.step()
@@ -90,7 +90,7 @@ def test_an_update_that_the_host_cancels_changes_nothing(kind: Optimizer) -> Non
 
 def test_a_learning_rate_reaches_quantised_optimizers() -> None:
     pytest.importorskip("torchao")
-    model = remember(nn.Linear(64, 64), Strategy(kind="single"))
+    model = store_strategy(nn.Linear(64, 64), Strategy(kind="single"))
     optimizer = make_optimizer(model, "adamw-8bit", SETTINGS)
     set_learning_rate(optimizer, 0.0)
     before = [p.detach().clone() for p in model.parameters()]

@@ -25,10 +25,10 @@ from shardwise.launch.membership import (
     TRAINING,
     WAITING,
     Fault,
+    InvalidPostError,
     Membership,
     Post,
     View,
-    WrongPostError,
 )
 from shardwise.launch.refusals import Reason, Refusals
 from shardwise.launch.rendezvous_client import RendezvousClient
@@ -156,13 +156,13 @@ def test_what_launchers_send_is_understood() -> None:
 
 @pytest.mark.parametrize("fields", WRONG.values(), ids=WRONG)
 def test_what_no_launcher_sends_is_refused(fields: dict[str, object]) -> None:
-    with pytest.raises(WrongPostError):
+    with pytest.raises(InvalidPostError):
         Post.decode(sent(**fields))
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"null", b"[1,[]]", b"\xff", b"[" * 5000])
 def test_what_is_no_post_is_refused(data: bytes) -> None:
-    with pytest.raises(WrongPostError):
+    with pytest.raises(InvalidPostError):
         Post.decode(data)
 
 

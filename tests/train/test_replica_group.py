@@ -13,11 +13,11 @@ from shardwise.spec.train import RestartSettings
 from shardwise.trainer.replicas.group import (
     REPLICA,
     ReplicaGroup,
-    digest_of,
     hang_limits,
     is_managed,
     one_group,
     replica_group,
+    settings_checksum,
 )
 
 RESTART = {"engine": "torchft", "lighthouse": "127.0.0.1:29510"}
@@ -131,11 +131,11 @@ def test_settings_that_do_not_fit_together_are_refused(restart: dict[str, Any], 
 
 
 def test_groups_may_differ_only_in_what_changes_no_update() -> None:
-    digest = digest_of(managed())
+    digest = settings_checksum(managed())
     elsewhere = {"restart": {**RESTART, "attempts": 9}, "folder": "elsewhere", "log_every": 1}
-    assert digest_of(managed(train=elsewhere)) == digest
-    assert digest_of(managed(train={"restart": RESTART, "seed": 1})) != digest
-    assert digest_of(managed(job={"seq_len": 32})) != digest
+    assert settings_checksum(managed(train=elsewhere)) == digest
+    assert settings_checksum(managed(train={"restart": RESTART, "seed": 1})) != digest
+    assert settings_checksum(managed(job={"seq_len": 32})) != digest
 
 
 def test_a_rank_that_waits_for_another_group_does_not_count_as_hung() -> None:

@@ -26,9 +26,9 @@ def refuse(*_):
 
 torch.cuda.is_available = torch.cuda.device_count = torch.cuda.init = refuse
 torch.cuda._lazy_init = refuse
-from shardwise.launch.worker import IMPORTED_ONCE, OF_TRANSFORMERS
+from shardwise.launch.worker import PRELOADED_MODULES, TRANSFORMERS_MODULES
 
-for name in IMPORTED_ONCE + OF_TRANSFORMERS:
+for name in PRELOADED_MODULES + TRANSFORMERS_MODULES:
     importlib.import_module(name)
 print(len(os.listdir("/proc/self/task")))
 """

@@ -24,7 +24,7 @@ from shardwise.spec.lookup import find_model
 from shardwise.spec.question import describe_run
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
-from shardwise.trainer.admit import admit
+from shardwise.trainer.admit import check_can_train
 from shardwise.units import module as tracing
 from shardwise.units.load import load_units
 from shardwise.units.module import module_units
@@ -171,4 +171,4 @@ def test_a_model_that_predicts_no_next_token_is_planned_but_not_trained(tmp_path
     run = describe_run(str(tmp_path), "2xCPU", seq_len=64)
     assert estimate_run(run).known_memory.fits
     with pytest.raises(SpecError, match=r"BertForMaskedLM.*does not predict the next token"):
-        admit(run, 2, 2)
+        check_can_train(run, 2, 2)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from shardwise.units.decoder import decoder_units
 from shardwise.units.graph import Graph, Value
+from shardwise.units.graph_stage import stage_of
 from shardwise.units.stage import Moment, prune
 from tests.units.reduced import reduced
 
@@ -21,7 +22,7 @@ def two_layers() -> Graph:
 
 
 def test_what_is_saved() -> None:
-    kept = two_layers().stage().kept
+    kept = stage_of(two_layers()).kept
     assert kept["none"].activation_bytes == 2 * (10 + 20 + 20)
     assert kept["full"].activation_bytes == 2 * 10
     # Selective keeps the first matmul's output beside the input.
@@ -29,13 +30,13 @@ def test_what_is_saved() -> None:
 
 
 def test_recomputation_stops_before_the_last_matmul() -> None:
-    kept = two_layers().stage().kept
+    kept = stage_of(two_layers()).kept
     assert kept["full"].recomputed_matmul_flops == 2 * 10 * 20
     assert kept["selective"].recomputed_matmul_flops == 0
 
 
 def test_the_backward_walks_down() -> None:
-    moments = two_layers().stage().backward
+    moments = stage_of(two_layers()).backward
     # At the top: all three saved, the gradients of y and b. 200 + 200 weights follow in turn.
     assert moments[0] == Moment(
         activation_bytes=2 * (10 + 20 + 20 + 10 + 20), logit_bytes=0, gradient_elements=200
@@ -45,7 +46,7 @@ def test_the_backward_walks_down() -> None:
 
 def test_a_compiler_keeps_what_a_matmul_reads() -> None:
     # As torch's partitioner does: the second matmul's backward needs b in memory.
-    assert two_layers().stage(compiled=True).kept["none"].activation_bytes == 2 * (10 + 20 + 20)
+    assert stage_of(two_layers(), compiled=True).kept["none"].activation_bytes == 2 * (10 + 20 + 20)
 
 
 def test_a_compiler_recomputes_between_element_wise_operations() -> None:
@@ -55,8 +56,8 @@ def test_a_compiler_recomputes_between_element_wise_operations() -> None:
     c = graph.pointwise(b, saves=(b,))
     graph.linear(c, "down", 10)
     # b is made again from a; the input, a and c are kept.
-    assert graph.stage().kept["none"].activation_bytes == 2 * (10 + 20 + 20 + 20)
-    assert graph.stage(compiled=True).kept["none"].activation_bytes == 2 * (10 + 20 + 20)
+    assert stage_of(graph).kept["none"].activation_bytes == 2 * (10 + 20 + 20 + 20)
+    assert stage_of(graph, compiled=True).kept["none"].activation_bytes == 2 * (10 + 20 + 20)
 
 
 def test_grouping_blocks_adds_up() -> None:

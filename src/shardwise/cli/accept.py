@@ -15,7 +15,7 @@ from shardwise.cli.output import JsonOption, check_output, print_json
 
 if TYPE_CHECKING:
     from shardwise.report.accept import AcceptProgress
-    from shardwise.trials.accept.checks import Checked
+    from shardwise.trials.accept.checks import CompletedCheck
     from shardwise.trials.accept.machine import Machine
     from shardwise.trials.accept.result import Result
 
@@ -83,14 +83,14 @@ def check_machine(
     In a process that a check started, do the work of that check instead. Exit with 1 if a check
     failed, 128 + signal if a signal stopped it. `deadline` is in seconds per check.
     """
-    from shardwise.cli.long import long_command, needs_torch
+    from shardwise.cli.long import needs_torch, prepare_long_run
 
-    if _is_task():
+    if _ran_as_task():
         return
-    names = _names(only, skip)
+    names = _selected_checks(only, skip)
     check_output(output, ".json")
     needs_torch()
-    long_command()
+    prepare_long_run()
     from shardwise.report.accept import AcceptProgress, print_result
     from shardwise.spec.catalogue import find_device
     from shardwise.trials.accept.machine import this_machine
@@ -111,28 +111,28 @@ def check_machine(
         raise typer.Exit(1)
 
 
-def _is_task() -> bool:
+def _ran_as_task() -> bool:
     """Whether a check has started this process; if so, its work has been done on return."""
-    from shardwise.cli.long import long_command, speak_for_all
+    from shardwise.cli.long import prepare_long_run, report_errors_once
 
     # Read before torch is imported.
     task = os.environ.get("SHARDWISE_ACCEPT_TASK")
     if task is None:
         return False
-    long_command()
+    prepare_long_run()
     from shardwise.launch.environment import FOLDER, end_with_launcher
     from shardwise.trials.accept.ranks import work
 
     if "RANK" in os.environ and FOLDER in os.environ:
         end_with_launcher()
-    with speak_for_all():
+    with report_errors_once():
         code = work(Path(task))
     if code:
         raise typer.Exit(code)
     return True
 
 
-def _names(only: str | None, skip: str | None) -> list[str]:
+def _selected_checks(only: str | None, skip: str | None) -> list[str]:
     """Names of the checks to run, in their standard order; SpecError for an unknown name."""
     from shardwise.spec.record import Problems, SpecError, did_you_mean
     from shardwise.trials.accept.checks import CHECKS
@@ -184,10 +184,10 @@ def _run(
     """Run the checks in a temporary folder; return the result, and the stopping signal or 0."""
     from shardwise.trials.accept.bench import Bench
     from shardwise.trials.accept.checks import run_checks
-    from shardwise.trials.accept.result import Result, with_missing
+    from shardwise.trials.accept.result import Result, with_missing_checks
 
     begin, number = time.monotonic(), 0
-    done: list[Checked] = []
+    done: list[CompletedCheck] = []
     previous = {one: signal.signal(one, _stop) for one in (signal.SIGINT, signal.SIGTERM)}
     with tempfile.TemporaryDirectory(prefix="accept-", dir=_short_folder()) as folder:
         # Files of killed processes are deleted with the folder.
@@ -202,7 +202,7 @@ def _run(
             signal.signal(one, handler)
     word = signal.Signals(number).name if number else ""
     reason = f"stopped by {word}" if word else "gave no line"
-    checked = with_missing(done, names, reason)
+    checked = with_missing_checks(done, names, reason)
     seconds = time.monotonic() - begin
     found = Result(
         machine, checked, bench.trained_runs, bench.calibrated_cluster, seconds, stopped_by=word

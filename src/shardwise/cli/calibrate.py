@@ -71,14 +71,14 @@ def calibrate(
             raise SpecError(
                 "--from-run: the runs define the cluster; remove --nproc, --device and --network"
             )
-        _from_runs(from_run, output, as_json)
+        _calibrate_from_runs(from_run, output, as_json)
     else:
-        _by_measuring(output, nproc, device, network, as_json, force)
+        _calibrate_by_measuring(output, nproc, device, network, as_json, force)
 
 
 # Measures this machine on all its processes, prints the result and writes `output`. If the
 # measurement is poor, it exits with 1 and writes nothing, unless `force`.
-def _by_measuring(
+def _calibrate_by_measuring(
     output: Path,
     nproc: int | None,
     device: str | None,
@@ -86,7 +86,7 @@ def _by_measuring(
     as_json: bool,
     force: bool,
 ) -> None:
-    from shardwise.cli.long import long_command, needs_torch, speak_for_all
+    from shardwise.cli.long import needs_torch, prepare_long_run, report_errors_once
     from shardwise.spec.catalogue import find_device
     from shardwise.spec.quantity import QuantityError, parse_rate
     from shardwise.spec.record import SpecError
@@ -97,7 +97,7 @@ def _by_measuring(
     except QuantityError as error:
         raise SpecError(f"--network: {error}") from None
     needs_torch()
-    long_command()
+    prepare_long_run()
     from shardwise.launch import environment
     from shardwise.launch import launcher as launch
     from shardwise.launch.slurm import adopt_slurm
@@ -119,15 +119,15 @@ def _by_measuring(
     from shardwise.spec.lookup import write_cluster
     from shardwise.trials.calibrate.machine.cluster import to_cluster
     from shardwise.trials.calibrate.machine.measure import measure_machine
-    from shardwise.trials.calibrate.machine.quality import doubts
+    from shardwise.trials.calibrate.machine.quality import find_doubts
 
     leads = os.environ.get("RANK", "0") == "0"
-    with speak_for_all(), MeasuringScreen(quiet=not leads) as screen:
+    with report_errors_once(), MeasuringScreen(quiet=not leads) as screen:
         machine = measure_machine(screen.step)
     if not leads:
         return
     cluster = to_cluster(machine, spec, rate)
-    found = list(doubts(machine))
+    found = list(find_doubts(machine))
     writes = force or not found
     if writes:
         output.write_text(write_cluster(cluster), encoding="utf-8")
@@ -176,7 +176,7 @@ def _machine_json(cluster: ClusterSpec, machine: Machine, found: list[Doubt]) ->
     }
 
 
-def _from_runs(from_run: list[Path], output: Path, as_json: bool) -> None:
+def _calibrate_from_runs(from_run: list[Path], output: Path, as_json: bool) -> None:
     """Fit coefficients to run folders, write the cluster to `output`, and print the fit."""
     from shardwise.observe.observation import read_observation
     from shardwise.report.calibrate import print_fit
@@ -184,7 +184,7 @@ def _from_runs(from_run: list[Path], output: Path, as_json: bool) -> None:
     from shardwise.trials.calibrate.fit import fit
 
     observations = [read_observation(folder) for folder in from_run]
-    cluster = _one_cluster([one.run.cluster for one in observations])
+    cluster = _shared_cluster([one.run.cluster for one in observations])
     names = ", ".join(folder.name for folder in from_run)
     found = fit(observations, source=f"fitted to {len(from_run)} runs: {names}")
     calibrated = cluster.but(calibration=found.calibration)
@@ -196,7 +196,7 @@ def _from_runs(from_run: list[Path], output: Path, as_json: bool) -> None:
         echo(f"\nWritten to {output}. Use it with: --cluster {output}")
 
 
-def _one_cluster(clusters: list[ClusterSpec]) -> ClusterSpec:
+def _shared_cluster(clusters: list[ClusterSpec]) -> ClusterSpec:
     """The cluster that all runs share; SpecError if they differ."""
     from shardwise.spec.record import SpecError
 

@@ -44,14 +44,14 @@ def compare(
     All use the same model, data, seed and tokens. Runs alternate and warm-up steps are excluded.
     Exits with 1 if no strategy finished.
     """
-    from shardwise.cli.launching import as_probe, processes_for
+    from shardwise.cli.launching import as_short_run, processes_for
     from shardwise.cli.long import needs_torch
     from shardwise.report.compare_strategies import print_scores, scores_table
     from shardwise.spec.run import read_run
 
     form = output_format(as_json, as_csv, as_markdown)
     described = read_run(run)
-    runs = _runs(as_probe(described, steps), strategies)
+    runs = _runs(as_short_run(described, steps), strategies)
     needs_torch()
     processes = processes_for(described, nproc)
     from shardwise.trials.compare_strategies import compare_strategies

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 _COUNTS = re.compile(r"(?:\d+x){0,2}")
 
 
-def words(*known: str) -> Callable[[str], list[str]]:
+def completer(*known: str) -> Callable[[str], list[str]]:
     """A completion function that offers the given words."""
 
     def complete(incomplete: str) -> list[str]:
-        return _that_begin(known, incomplete)
+        return _starting_with(known, incomplete)
 
     return complete
 
@@ -23,7 +23,7 @@ def models(incomplete: str) -> list[str]:
 
     presets = catalogue.all_model_names()
     on_hub = [name for preset in presets for name in catalogue.hub_names(preset)]
-    return _that_begin(on_hub if "/" in incomplete else presets, incomplete)
+    return _starting_with(on_hub if "/" in incomplete else presets, incomplete)
 
 
 def clusters(incomplete: str) -> list[str]:
@@ -36,21 +36,21 @@ def clusters(incomplete: str) -> list[str]:
     start, name = counts[0], incomplete[counts.end() :]
     # An instance has its own number of GPUs: it takes one count at most.
     known = [*catalogue.devices(), *(instances() if start.count("x") < 2 else ())]
-    return [f"{start}{one}" for one in _that_begin(known, name)]
+    return [f"{start}{one}" for one in _starting_with(known, name)]
 
 
 def stacks(incomplete: str) -> list[str]:
     from shardwise.stacks.write.exports import STACKS
 
-    return _that_begin(STACKS, incomplete)
+    return _starting_with(STACKS, incomplete)
 
 
 def software(incomplete: str) -> list[str]:
     from shardwise.spec.software import software_names
 
-    return _that_begin(software_names(), incomplete)
+    return _starting_with(software_names(), incomplete)
 
 
-def _that_begin(known: Iterable[str], incomplete: str) -> list[str]:
+def _starting_with(known: Iterable[str], incomplete: str) -> list[str]:
     """The words that begin with `incomplete`, ignoring case, sorted."""
     return sorted(word for word in known if word.lower().startswith(incomplete.lower()))

@@ -49,7 +49,7 @@ def contribute(
     shown = records[0] if len(records) == 1 else records
     echo(json.dumps(shown, indent=2, allow_nan=False))
     # Only the run of a folder has the empty name; `accept` has withheld its unsteady runs already.
-    unsteady = _unsteady(found[""]) if "" in found else ""
+    unsteady = _unsteady_words(found[""]) if "" in found else ""
     if unsteady:
         echo(f"\n{unsteady}", err=True)
     names = ", ".join(str(path) for path in paths.values())
@@ -90,7 +90,7 @@ def _check_replaceable(path: Path) -> None:
         raise SpecError(f"output: {path} exists and is no contribution; give another path")
 
 
-def _unsteady(one: Contribution) -> str:
+def _unsteady_words(one: Contribution) -> str:
     """Sentence: the steps of a run are too uneven to contribute; empty for a steady run.
 
     A run folder does not record what else ran. `accept` withholds runs during which other processes

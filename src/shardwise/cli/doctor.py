@@ -81,11 +81,11 @@ def doctor(
         return
     options = {"nproc": nproc, "only": only, "skip": skip, "device": device, "output": output,
                "deadline": deadline}  # fmt: skip
-    _check_left_out([name for name, value in options.items() if value is not None])
+    _refuse_device_options([name for name, value in options.items() if value is not None])
     _check_run(run, as_json=as_json)
 
 
-def _check_left_out(given: list[str]) -> None:
+def _refuse_device_options(given: list[str]) -> None:
     """Raise SpecError if options for checks of devices are given with a run."""
     from shardwise.spec.record import SpecError
 
@@ -100,12 +100,12 @@ def _check_run(run: Path, *, as_json: bool) -> None:
 
     In a process that this check launched, do the work of one rank instead.
     """
-    from shardwise.cli.long import long_command, needs_torch
+    from shardwise.cli.long import needs_torch, prepare_long_run
     from shardwise.spec.run import read_run
 
     described = read_run(run)
     needs_torch()
-    long_command()
+    prepare_long_run()
     if _RESULT in os.environ:
         _work(described)
         return
@@ -148,11 +148,11 @@ def _run_checks(described: RunSpec, file: Path, processes: int) -> list[Check]:
 
 def _work(described: RunSpec) -> None:
     """Do the checks of one rank on the reduced model; rank 0 writes them to the result file."""
-    from shardwise.cli.long import speak_for_all
+    from shardwise.cli.long import report_errors_once
     from shardwise.trials.doctor.check import Check
     from shardwise.trials.doctor.run import check_running, miniature
 
-    with speak_for_all():
+    with report_errors_once():
         mini = miniature(described)
         if mini is None:
             checks = [Check("reduced run", None, "the module is too large to check on CPUs")]

@@ -25,7 +25,7 @@ from shardwise.cli.options import (
     StatesOption,
 )
 from shardwise.cli.output import JsonOption, print_json
-from shardwise.cli.values import flag_or_size, lowered, number_or_word
+from shardwise.cli.values import flag_or_size, lowercase, number_or_word
 from shardwise.spec.foreign_text import echo
 from shardwise.spec.states import offload_of
 
@@ -105,7 +105,7 @@ def estimate(
 
     Exits with 1 if it does not fit.
     """
-    from shardwise.planning.api import corrected, ways_for
+    from shardwise.planning.api import changes_to_fit_run, corrected_by_measured
     from shardwise.predict.api import estimate_run
     from shardwise.report.estimate import print_estimate
     from shardwise.spec.question import describe_run
@@ -121,20 +121,20 @@ def estimate(
         run=run,
         seq_len=seq_len,
         global_batch=global_batch,
-        optimizer=lowered(optimizer),
+        optimizer=lowercase(optimizer),
         adapter=adapter,
-        precision=lowered(precision),
-        states=lowered(states),
-        software=lowered(software),
+        precision=lowercase(precision),
+        states=lowercase(states),
+        software=lowercase(software),
         micro_batch=micro_batch,
         accumulate=accumulate,
         recompute=number_or_word(recompute),
-        grad_sync=lowered(grad_sync),
+        grad_sync=lowercase(grad_sync),
         reshard_after_forward=flag_or_size(reshard_after_forward),
         blocks_per_unit=blocks_per_unit,
         prefetch=prefetch,
         split_root=split_root,
-        loss=lowered(loss),
+        loss=lowercase(loss),
         offload=offload_of(offload, offload_optimizer, offload_activations),
         compile=compile_,
         resolved=nnodes is None,
@@ -142,7 +142,7 @@ def estimate(
     if nnodes is not None:
         _show_sizes(described, nnodes, as_json)
         return
-    described = corrected(described, measured or ())
+    described = corrected_by_measured(described, measured or ())
     profile = estimate_run(described)
     if trace is not None:
         _write_trace(described, trace)
@@ -150,7 +150,7 @@ def estimate(
         print_json(profile.to_dict())
     else:
         fits = profile.known_memory.verdict == "fits"
-        print_estimate(described, profile, [] if fits else ways_for(described))
+        print_estimate(described, profile, [] if fits else changes_to_fit_run(described))
     if not profile.known_memory.fits:
         raise typer.Exit(1)
 

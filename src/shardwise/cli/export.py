@@ -76,14 +76,14 @@ def export(
     The file goes to standard output or to --output, the rest to standard error. Memory, step time
     and tokens/s are predicted for the strategy as the stack runs it.
     """
-    from shardwise.cli.values import lowered
+    from shardwise.cli.values import lowercase
     from shardwise.report.exported import exported_dict, print_exported
     from shardwise.report.screen import plain_console
     from shardwise.spec.run import read_run
     from shardwise.stacks.write.exported import Target
     from shardwise.stacks.write.exports import export_run
 
-    stack = lowered(to) or ""
+    stack = lowercase(to) or ""
     target = Target(
         file=str(output) if output else None,
         run_file=str(run),
@@ -95,7 +95,7 @@ def export(
         spares=spares,
         image=image,
     )
-    _check_taken(stack, target)
+    _check_accepted_options(stack, target)
     described = read_run(run).resolved()
     written = export_run(described, stack, target)
     if output is not None:
@@ -141,7 +141,7 @@ _SCHEDULERS = {
 }
 
 
-def _check_taken(stack: str, target: Target) -> None:
+def _check_accepted_options(stack: str, target: Target) -> None:
     """Raise SpecError for options that this stack does not accept."""
     from shardwise.spec.record import SpecError
 

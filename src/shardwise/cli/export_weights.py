@@ -55,7 +55,7 @@ def export_weights(
     Verifies every byte as it is read and skips corrupt checkpoints. Exits with 1 if no checkpoint
     is intact; then nothing is written.
     """
-    from shardwise.cli.long import long_command, needs_torch
+    from shardwise.cli.long import needs_torch, prepare_long_run
     from shardwise.spec.quantity import QuantityError, parse_bytes
     from shardwise.spec.record import SpecError
 
@@ -71,7 +71,7 @@ def export_weights(
 
     check_target(output.resolve())
     found = _checkpoints(run, step)
-    long_command()
+    prepare_long_run()
     try:
         with bytes_bar(quiet=as_json) as progress:
             exported = export_first(
@@ -95,8 +95,8 @@ def export_weights(
 def _checkpoints(run: str, step: int | None) -> list[Folder]:
     """The checkpoints to try, newest first; only that of `step` if it is given."""
     from shardwise.checkpoint.format.folder import find_folder, is_remote
-    from shardwise.checkpoint.format.place import step_of
-    from shardwise.checkpoint.format.run_folder import place_of_run
+    from shardwise.checkpoint.format.run_folder import storage_of_run
+    from shardwise.checkpoint.format.storage import step_of
     from shardwise.checkpoint.verify.fsck import kind_of
     from shardwise.spec.record import SpecError
 
@@ -114,7 +114,7 @@ def _checkpoints(run: str, step: int | None) -> list[Folder]:
         return [folder]
     if kind is not None:
         raise SpecError(f"export-weights: {run} is not a Shardwise checkpoint; give a run folder")
-    place = place_of_run(run)
+    place = storage_of_run(run)
     steps = place.steps()
     if not steps:
         raise SpecError(

@@ -30,16 +30,16 @@ def fsck(
     checksum; executes nothing in the files. Exits with 1 if a checkpoint is broken.
     """
     from shardwise.checkpoint.format.folder import size_of
-    from shardwise.checkpoint.verify.fsck import check, find_checkpoints
-    from shardwise.cli.long import long_command
+    from shardwise.checkpoint.verify.fsck import find_checkpoints, verify_checkpoint
+    from shardwise.cli.long import prepare_long_run
     from shardwise.report.bytes import bytes_bar
     from shardwise.report.fsck import checked_json, print_checked
 
     found = find_checkpoints(path)
-    long_command()
+    prepare_long_run()
     begin = time.monotonic()
     with bytes_bar(sum(map(size_of, found.folders)), quiet=as_json) as progress:
-        checked = [check(folder, progress, processes) for folder in found.folders]
+        checked = [verify_checkpoint(folder, progress, processes) for folder in found.folders]
     if as_json:
         checkpoints = [checked_json(one) for one in checked]
         print_json({"schema": 1, "checkpoints": checkpoints, "incomplete": found.incomplete})

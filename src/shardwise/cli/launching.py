@@ -33,7 +33,7 @@ def with_steps(described: RunSpec, steps: int, **changes: object) -> RunSpec:
     )
 
 
-def as_probe(described: RunSpec, steps: int) -> RunSpec:
+def as_short_run(described: RunSpec, steps: int) -> RunSpec:
     """The run with only `steps` steps, without trackers, evaluation, checkpoints and restarts.
 
     It serves to measure the step time.
@@ -64,14 +64,14 @@ def launch_or_join(
     Without a launcher, and for several processes or hosts, this process launches others with
     `arguments` and exits with their code. `nproc` is the number of processes on this machine.
     """
-    from shardwise.cli.long import long_command, needs_torch
+    from shardwise.cli.long import needs_torch, prepare_long_run
     from shardwise.launch import environment
     from shardwise.launch import launcher as launch
     from shardwise.launch.shared_secret import take_secret
     from shardwise.launch.slurm import adopt_slurm
     from shardwise.spec.lookup import ModuleRef
     from shardwise.spec.train import TrainSettings
-    from shardwise.trainer.admit import admit
+    from shardwise.trainer.admit import check_can_train
     from shardwise.trainer.folder import check_name
 
     if name is not None:
@@ -86,7 +86,7 @@ def launch_or_join(
         # Before torch is imported, which takes seconds.
         hosts = environment.host_range()
         if not hosts.is_elastic:
-            admit(described, per_node * hosts.most, per_node)
+            check_can_train(described, per_node * hosts.most, per_node)
     if not as_json:
         stages.show()
     if "torch" not in sys.modules:  # a rank may be forked from a process that has imported it
@@ -96,7 +96,7 @@ def launch_or_join(
     if not joined and (here > 1 or hosts_most > 1):
         launch.import_early(here, transformers=from_transformers)
     needs_torch()
-    long_command()
+    prepare_long_run()
     processes = 1 if joined else processes_for(described, nproc)
     if not joined and (processes > 1 or hosts_most > 1):
         folder = _folder(described, file, name, resume)
@@ -112,7 +112,7 @@ def launch_or_join(
                 *(arguments, processes, folder, settings, sizes),
                 transformers=from_transformers,
                 secret=secret,
-                is_done=_done_check(folder, described),
+                is_done=_completion_check(folder, described),
             )
         )
     leads = os.environ.get("RANK", "0") == "0"
@@ -121,10 +121,10 @@ def launch_or_join(
     if leads and not launched:
         folder = _folder(described, file, name, resume)
         os.environ[environment.RESUME_COMMAND] = _resume_command(arguments, nproc, folder)
-    return _work(described, folder, as_json, launched)
+    return _train_as_worker(described, folder, as_json, launched)
 
 
-def _done_check(folder: Path, described: RunSpec) -> Callable[[], bool]:
+def _completion_check(folder: Path, described: RunSpec) -> Callable[[], bool]:
     """A function that says whether the run in `folder` ended normally: all steps or all data.
 
     It says no if the record of the run cannot be read.
@@ -166,12 +166,14 @@ def _resume_command(arguments: list[str], nproc: int | None, folder: Path) -> st
     return shlex.join(words)
 
 
-def _work(described: RunSpec, folder: Path, as_json: bool, launched: bool) -> Result | None:
+def _train_as_worker(
+    described: RunSpec, folder: Path, as_json: bool, launched: bool
+) -> Result | None:
     """Train as one of the processes; return the result on rank 0, None on other ranks.
 
     `launched` says that this command's own launcher started the process.
     """
-    from shardwise.cli.long import speak_for_all
+    from shardwise.cli.long import report_errors_once
     from shardwise.launch import environment
     from shardwise.launch.supervisor import RESIZED
     from shardwise.launch.watcher import watch_this_host
@@ -185,7 +187,7 @@ def _work(described: RunSpec, folder: Path, as_json: bool, launched: bool) -> Re
     else:
         watch_this_host((described.train or TrainSettings()).restart)
     screen = TrainScreen(os.environ.get(environment.RESUME_COMMAND, ""))
-    with speak_for_all(on_error=screen.close, launched=launched):
+    with report_errors_once(on_error=screen.close, launched=launched):
         result = run_training(described, folder, None if as_json else screen)
     if result.reason == "resizing":
         raise typer.Exit(RESIZED)
@@ -219,7 +221,7 @@ def _folder(described: RunSpec, file: Path, name: str | None, resume: bool = Fal
     Without `resume`, a name that exists gets a number on one host. On several hosts and in replica
     groups, checkpoints under that name raise SpecError.
     """
-    from shardwise.checkpoint.format.run_folder import place_in
+    from shardwise.checkpoint.format.run_folder import storage_in
     from shardwise.launch import environment
     from shardwise.spec.record import SpecError
     from shardwise.spec.train import TrainSettings
@@ -233,7 +235,7 @@ def _folder(described: RunSpec, file: Path, name: str | None, resume: bool = Fal
         folder = parent / (name or check_name(_name_on_all_hosts(file)))
         folder.mkdir(parents=True, exist_ok=True)
         to = (described.train or TrainSettings()).checkpoint.to
-        if not resume and place_in(folder, to).steps():
+        if not resume and storage_in(folder, to).steps():
             raise SpecError(f"--name: {folder} exists; add --resume, or use another name")
         return folder
     if resume and name is not None and (parent / name).is_dir():
@@ -254,7 +256,7 @@ def _group_folder(
     SpecError without a name, or if the run has checkpoints and `resume` is false. Replica groups
     start and return at any time.
     """
-    from shardwise.checkpoint.format.run_folder import place_in
+    from shardwise.checkpoint.format.run_folder import storage_in
     from shardwise.spec.record import SpecError
 
     if name is None:
@@ -262,7 +264,7 @@ def _group_folder(
     folder = parent / name
     own = folder / f"replica-{number}"
     to = described.train.checkpoint.to if described.train is not None else None
-    if not resume and place_in(folder, to).steps():
+    if not resume and storage_in(folder, to).steps():
         raise SpecError(f"--name: {folder} exists; add --resume, or use another name")
     own.mkdir(parents=True, exist_ok=True)
     return own

@@ -21,7 +21,7 @@ def wants_traceback() -> bool:
     return os.environ.get(DEBUG) not in (None, "", "0")
 
 
-def long_command() -> None:
+def prepare_long_run() -> None:
     """Prepare for a long run: enable garbage collection, show log lines, ignore SIGPIPE.
 
     With SIGPIPE ignored, a lost peer raises an error instead of ending the process.
@@ -45,7 +45,7 @@ def needs_torch() -> None:
 
 
 @contextmanager
-def speak_for_all(
+def report_errors_once(
     on_error: Callable[[], None] = lambda: None, launched: bool = False
 ) -> Iterator[None]:
     """Report known errors once for all ranks, then end the process with their exit code.

@@ -136,12 +136,12 @@ def add_commands(names: Iterable[str] = COMMANDS) -> None:
                 cls=_Command,
                 short_help=commands[name],
                 rich_help_panel=group,
-            )(_function(name))
+            )(_load_command(name))
     for name in [name for name in RENAMED if name in names]:
-        app.command(name, cls=_Command, hidden=True)(_function(name))
+        app.command(name, cls=_Command, hidden=True)(_load_command(name))
 
 
-def _function(name: str) -> Callable[..., None]:
+def _load_command(name: str) -> Callable[..., None]:
     """The function of a command, imported from its module."""
     function = name.replace("-", "_") + "_" * iskeyword(name)
     found: Callable[..., None] = getattr(import_module(f"shardwise.cli.{function}"), function)
@@ -165,7 +165,7 @@ def run() -> None:
     warnings.showwarning = print_warning
     try:
         # Outside of its standalone mode typer raises usage errors instead of framing them.
-        sys.exit(_answer())
+        sys.exit(_run_command())
     except typer.Abort:
         sys.exit(130)  # Ctrl-C
     except UsageError as error:
@@ -181,7 +181,7 @@ def run() -> None:
         sys.exit(2 if is_bad_input(error) else 1)
 
 
-def _answer() -> int:
+def _run_command() -> int:
     """Run the command and return its exit code; always clears the progress line of its stage."""
     try:
         return app(standalone_mode=False) or 0

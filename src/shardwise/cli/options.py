@@ -62,7 +62,7 @@ OptimizerOption = Annotated[
         "--optimizer",
         help="adamw, adam, adamw-8bit, adamw-4bit, adamw-fp8, adafactor, muon, momentum, sgd, or "
         "lion (planning only). Default: adamw.",
-        autocompletion=complete.words(*OPTIMIZERS),
+        autocompletion=complete.completer(*OPTIMIZERS),
     ),
 ]
 PrecisionOption = Annotated[
@@ -71,7 +71,7 @@ PrecisionOption = Annotated[
         "--precision",
         help="bf16, fp16 or fp32 for compute and gathers; fp8, mxfp8 or nvfp4 for products of "
         "linear layers (planning only). Default: bf16.",
-        autocompletion=complete.words(*PRECISIONS),
+        autocompletion=complete.completer(*PRECISIONS),
     ),
 ]
 StatesOption = Annotated[
@@ -79,7 +79,7 @@ StatesOption = Annotated[
     typer.Option(
         "--states",
         help="fp32, bf16 or bf16+stochastic (updates rounded at random). Default: fp32.",
-        autocompletion=complete.words(*STATES),
+        autocompletion=complete.completer(*STATES),
     ),
 ]
 OffloadOption = Annotated[
@@ -133,7 +133,7 @@ LossOption = Annotated[
         "--loss",
         help="plain; chunked: logits of one chunk of tokens at a time; or fused: a kernel of "
         "liger-kernel. Default: plain; 'plan' chooses.",
-        autocompletion=complete.words("plain", "chunked", "fused"),
+        autocompletion=complete.completer("plain", "chunked", "fused"),
     ),
 ]
 AdapterOption = Annotated[
@@ -142,7 +142,7 @@ AdapterOption = Annotated[
         "--adapter",
         help="Train LoRA adapters only: lora:16, or lora:16:q_proj,v_proj; qlora:16 keeps the "
         "frozen weights in 4 bits. Default: none.",
-        autocompletion=complete.words("lora:16", "qlora:16", "dora:16"),
+        autocompletion=complete.completer("lora:16", "qlora:16", "dora:16"),
     ),
 ]
 CompileOption = Annotated[

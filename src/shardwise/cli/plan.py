@@ -39,7 +39,7 @@ from shardwise.cli.output import (
     print_json,
     print_table,
 )
-from shardwise.cli.values import lowered
+from shardwise.cli.values import lowercase
 from shardwise.spec.foreign_text import echo
 from shardwise.spec.states import offload_of
 
@@ -141,16 +141,16 @@ def plan(
         current=current,
         seq_len=seq_len,
         global_batch=global_batch,
-        optimizer=lowered(optimizer),
+        optimizer=lowercase(optimizer),
         adapter=adapter,
-        precision=lowered(precision),
-        states=lowered(states),
-        software=lowered(software),
+        precision=lowercase(precision),
+        states=lowercase(states),
+        software=lowercase(software),
         measured=measured or (),
-        loss=lowered(loss),
+        loss=lowercase(loss),
         offload=offload_of(offload, offload_optimizer, offload_activations),
         compile=compile_,
-        for_stack=lowered(for_stack),
+        for_stack=lowercase(for_stack),
         objective=objective.value,
         low_precision_reduce=low_precision_reduce,
         batch_tolerance=0.0 if exact_batch else None,
@@ -161,11 +161,11 @@ def plan(
         replace_run(output, chosen.from_weights())
     more = devices_in_time(found)
     if form is Format.json:
-        print_json(plan_record(found, lowered(for_stack), more))
+        print_json(plan_record(found, lowercase(for_stack), more))
     elif form is not Format.screen:
         print_table(plan_table(found, top), form)
     else:
-        start = _start(found, chosen, lowered(for_stack), output)
+        start = _start(found, chosen, lowercase(for_stack), output)
         if explain:
             print_explained(found, start, top, more)
         else:

@@ -42,21 +42,21 @@ class RunPrediction(NamedTuple):
 
     def to_dict(self, rank: RankSummary) -> dict[str, Any]:
         """Simulated against measured as JSON, per step; times are in nanoseconds."""
-        from shardwise.observe.against import against, traffic_terms
+        from shardwise.observe.against import compare_rank, traffic_terms
 
-        compared = against(self.simulated, rank) if self.simulated is not None else None
+        compared = compare_rank(self.simulated, rank) if self.simulated is not None else None
         terms = [*(compared.terms if compared else []), *traffic_terms(self.traffic, rank)]
         units = {u.unit: list(map(_term_json, u.terms)) for u in compared.units} if compared else {}
         return {"against": {"terms": list(map(_term_json, terms)), "units": units}}
 
     def show(self, rank: RankSummary) -> None:
         """Print the simulated step against the measured steps of a rank."""
-        from shardwise.observe.against import against, traffic_terms
-        from shardwise.report.against import print_against
+        from shardwise.observe.against import compare_rank, traffic_terms
+        from shardwise.report.against import print_rank_comparison
         from shardwise.report.screen import screen
 
-        compared = against(self.simulated, rank) if self.simulated is not None else None
-        print_against(screen(), compared, traffic_terms(self.traffic, rank), rank.name)
+        compared = compare_rank(self.simulated, rank) if self.simulated is not None else None
+        print_rank_comparison(screen(), compared, traffic_terms(self.traffic, rank), rank.name)
 
     def check(self, path: Path) -> None:
         """Raise SpecError for a timeline that cannot be written, before traces are read."""
@@ -72,7 +72,7 @@ class RunPrediction(NamedTuple):
 
         The measured step is that of median length of the rank.
         """
-        from shardwise.observe.against import side_by_side
+        from shardwise.observe.against import chrome_comparison
         from shardwise.observe.rank.summary import summarise_rank
         from shardwise.step.chrome import write_events
 
@@ -80,7 +80,7 @@ class RunPrediction(NamedTuple):
         measured = summarise_rank(rank.path, rules, timeline=True).timeline
         assert measured is not None
         windows = sorted(rank.windows or [rank.span], key=lambda w: w[1] - w[0])
-        events = side_by_side(self.simulated, measured, windows[len(windows) // 2])
+        events = chrome_comparison(self.simulated, measured, windows[len(windows) // 2])
         write_events(path, events, {"kind": "simulated and measured"})
         echo(f"Wrote both steps to {path}; open it in ui.perfetto.dev.", err=True)
 

@@ -64,7 +64,7 @@ def runs(
         _compare(found.runs, compare, form)
         return
     extra = [key.strip() for key in show.split(",") if key.strip()] if show else []
-    chosen = _chosen(found, where or [], sort, extra)[:last]
+    chosen = _matching_runs(found, where or [], sort, extra)[:last]
     if form is Format.json:
         print_json({"schema": 1, "runs": [run.flat() for run in chosen]})
     elif form is Format.screen:
@@ -75,7 +75,9 @@ def runs(
         raise typer.Exit(1)
 
 
-def _chosen(found: FoundRuns, where: list[str], sort: str, extra: list[str]) -> list[RunRecord]:
+def _matching_runs(
+    found: FoundRuns, where: list[str], sort: str, extra: list[str]
+) -> list[RunRecord]:
     """The runs that meet all conditions of `where`, sorted by `sort`.
 
     SpecError for unknown keys, also in `extra`.

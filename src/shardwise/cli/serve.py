@@ -30,10 +30,10 @@ def serve(
     import socket
     from contextlib import suppress
 
-    from shardwise.cli.long import long_command
+    from shardwise.cli.long import prepare_long_run
     from shardwise.spec.record import SpecError
 
-    long_command()
+    prepare_long_run()
     try:
         from shardwise.web.listen import run_server
         from shardwise.web.serve import LOOPBACK, make_app

@@ -44,7 +44,7 @@ def tune(
     Predictions choose what to benchmark next and improve with every measurement. A benchmark that
     fails or hangs excludes its configuration. Exits with 1 if none finished.
     """
-    from shardwise.cli.launching import as_probe, processes_for
+    from shardwise.cli.launching import as_short_run, processes_for
     from shardwise.cli.long import needs_torch
     from shardwise.report.tune import print_tuned
     from shardwise.spec.run import read_run, replace_run
@@ -54,13 +54,13 @@ def tune(
     check_output(output, ".toml")
     described = read_run(run)
     factors = _factors(batches)
-    named = _named(described, strategies)
+    named = _named_strategies(described, strategies)
     require_scipy()
     needs_torch()
     processes = processes_for(described, nproc)
     from shardwise.trials.compare_strategies import run_once
 
-    probed = as_probe(described, steps)
+    probed = as_short_run(described, steps)
     candidates = _candidates(probed, named, factors, processes)
     numbers = iter(range(1, top + 1))
 
@@ -80,14 +80,14 @@ def tune(
     if as_json:
         print_json({"schema": 1, "kind": "measured", "stopped": tuned.stopped,
                     "best": best.candidate.name if best else None,
-                    "probes": [_plain(one) for one in tuned.probes]})  # fmt: skip
+                    "probes": [_probe_json(one) for one in tuned.probes]})  # fmt: skip
     else:
         print_tuned(tuned, len(candidates), output)
     if best is None:
         raise typer.Exit(1)
 
 
-def _plain(probe: Probe) -> dict[str, Any]:
+def _probe_json(probe: Probe) -> dict[str, Any]:
     """A benchmark as a JSON object: its name, predicted and measured seconds per step."""
     found = {"name": probe.candidate.name, "predicted_s": probe.predicted_s}
     if probe.measured_s is None:
@@ -95,7 +95,7 @@ def _plain(probe: Probe) -> dict[str, Any]:
     return {**found, "measured_s": probe.measured_s, "tokens_per_s": probe.tokens_per_s}
 
 
-def _named(described: RunSpec, strategies: str) -> dict[str, Strategy]:
+def _named_strategies(described: RunSpec, strategies: str) -> dict[str, Strategy]:
     """The named strategies by name; all other settings are those of the run.toml."""
     from shardwise.spec.record import Problems, SpecError
 

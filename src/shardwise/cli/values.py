@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def lowered(text: str | None) -> str | None:
+def lowercase(text: str | None) -> str | None:
     return None if text is None else text.lower()
 
 
@@ -14,7 +14,7 @@ def number_or_word(text: str | None) -> object:
             return float(text[:-1]) / 100
         return None if text is None else float(text)
     except ValueError:
-        return lowered(text)
+        return lowercase(text)
 
 
 def flag_or_size(text: str | None) -> object:

@@ -29,12 +29,12 @@ from shardwise.cli.output import (
     print_json,
     print_table,
 )
-from shardwise.cli.values import lowered, number_or_word
+from shardwise.cli.values import lowercase, number_or_word
 
 if TYPE_CHECKING:
-    from shardwise.planning.least import Least
     from shardwise.planning.money import Budget
     from shardwise.planning.problem import Problem
+    from shardwise.planning.threshold import Threshold
     from shardwise.planning.whatif import Point
 
 
@@ -96,10 +96,10 @@ def whatif(
 
     Exits with 1 if no configuration fits, no value meets the target, or all miss the deadline.
     """
-    from shardwise.planning.least import devices_for_deadline, parse_target
-    from shardwise.planning.least import least as find_least
     from shardwise.planning.money import Budget, read_budget
     from shardwise.planning.problem import Problem
+    from shardwise.planning.threshold import devices_for_deadline, parse_target
+    from shardwise.planning.threshold import find_threshold as find_least
     from shardwise.planning.whatif import study
     from shardwise.report.whatif import studies_table
     from shardwise.spec.question import describe_run
@@ -134,10 +134,10 @@ def whatif(
         run=run,
         seq_len=seq_len,
         global_batch=global_batch,
-        optimizer=lowered(optimizer),
+        optimizer=lowercase(optimizer),
         adapter=adapter,
-        precision=lowered(precision),
-        software=lowered(software),
+        precision=lowercase(precision),
+        software=lowercase(software),
         micro_batch=micro_batch,
         recompute=number_or_word(recompute),
         planned=not fixed,
@@ -153,7 +153,7 @@ def whatif(
     points += [found.answer] if found and found.answer else []
     for point in points:
         budget.price_of(point.problem.cluster.device.name)  # refuses a device without a price
-    missed = _misses(points, budget)
+    missed = _all_miss_deadline(points, budget)
     more = devices_for_deadline(problem, budget) if missed else None
     if form is Format.json:
         print_json(_as_dict(studies, found, more, budget))
@@ -167,14 +167,17 @@ def whatif(
         raise typer.Exit(1)
 
 
-def _misses(points: list[Point], budget: Budget) -> bool:
+def _all_miss_deadline(points: list[Point], budget: Budget) -> bool:
     """Whether some points fit and all that fit miss the deadline."""
     speeds = [point.candidate.tokens_per_s for point in points if point.candidate]
     return bool(speeds) and not any(budget.in_time(speed) for speed in speeds)
 
 
 def _as_dict(
-    studies: list[tuple[str, list[Point]]], found: Least | None, more: Least | None, budget: Budget
+    studies: list[tuple[str, list[Point]]],
+    found: Threshold | None,
+    more: Threshold | None,
+    budget: Budget,
 ) -> dict[str, object]:
     """The studies, the least value and the missed deadline as a JSON object."""
     return {
@@ -194,20 +197,20 @@ def _print(
     problem: Problem,
     fixed: bool,
     studies: list[tuple[str, list[Point]]],
-    found: Least | None,
-    more: Least | None,
+    found: Threshold | None,
+    more: Threshold | None,
     budget: Budget,
 ) -> None:
     """Print the heading, each study, the least value, and advice on a missed deadline."""
     from shardwise.report.money import deadline_words
     from shardwise.report.screen import screen
-    from shardwise.report.whatif import print_heading, print_least, print_study
+    from shardwise.report.whatif import print_heading, print_study, print_threshold
 
     print_heading(problem, fixed)
     for name, points in studies:
         print_study(name, points, budget)
     if found is not None:
-        print_least(found, problem, budget)
+        print_threshold(found, problem, budget)
     if more is not None:
         screen().print("\n" + deadline_words(more, problem, budget))
 

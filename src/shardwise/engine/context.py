@@ -23,8 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.engine.packing import packed_settings
-from shardwise.engine.sequence import whole_masks
-from shardwise.engine.sync import left_after_backward
+from shardwise.engine.sequence import full_sequence_masks
+from shardwise.engine.sync import contexts_of_micro_batch
 from shardwise.pytorch.private import exchange
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
@@ -78,8 +78,8 @@ class ContextParallel:
         if where is None:
             where = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
         if self.strategy.context_method == "ring":
-            return self._ring_part(ids, targets, where, packed, left_after_backward(model))
-        masks = whole_masks(
+            return self._ring_part(ids, targets, where, packed, contexts_of_micro_batch(model))
+        masks = full_sequence_masks(
             inner.config,
             ids,
             where,
@@ -130,6 +130,8 @@ def divide_sequences(
     model: nn.Module, strategy: Strategy, group: dist.ProcessGroup, device_type: str
 ) -> None:
     """Make `model` attend over full sequences while each process of `group` holds a part of them.
+
+    Ulysses replaces the attention now; ring attention begins with `ContextParallel.part`.
 
     Raises:
         SpecError: The model's attention does not support it.

@@ -17,7 +17,7 @@ from shardwise.spec.mesh import Axis
 WORLD = "world"
 
 
-class Counted(NamedTuple):
+class CollectiveCount(NamedTuple):
     """Calls and bytes of collectives of one kind; `bytes` sums the full messages of the group.
 
     A full message is what all ranks of the group together gather, scatter or reduce; for an all-to-
@@ -41,7 +41,7 @@ class CollectiveCounter(DispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, axes: Mapping[str, Axis] | None = None) -> None:
         super().__init__()
         self._axes = axes or {}
-        self.counts: dict[tuple[str, int, str], Counted] = {}
+        self.counts: dict[tuple[str, int, str], CollectiveCount] = {}
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Count one operation if it is a collective."""
@@ -54,8 +54,8 @@ class CollectiveCounter(DispatchMode):  # type: ignore[no-untyped-call]
         if group.size() == 1:
             return  # one rank sends nothing
         key = (name, group.size(), self._axis(group))
-        before = self.counts.get(key, Counted(0, 0))
-        self.counts[key] = Counted(before.calls + 1, before.bytes + size)
+        before = self.counts.get(key, CollectiveCount(0, 0))
+        self.counts[key] = CollectiveCount(before.calls + 1, before.bytes + size)
 
     def _axis(self, group: dist.ProcessGroup) -> str:
         """The axis of a group; for groups without a name in `axes`, WORLD or "shard"."""

@@ -50,8 +50,8 @@ class HeadWithLoss:
         self.decoder, self.head = self._find_parts()
         self.original_forward = model.forward
         self.forward_of_head = self.head.forward
-        self._decoder_owner = _owner_of(self.decoder, model)
-        self._head_owner = _owner_of(self.head, model)
+        self._decoder_owner = _parent_of(self.decoder, model)
+        self._head_owner = _parent_of(self.head, model)
         # The type of the decoder's output, known after the first call.
         self._decoder_output: type = dict
 
@@ -90,7 +90,7 @@ class HeadWithLoss:
         if labels is None and shift_labels is None:
             return self.original_forward(*args, **settings)
         output, hidden = self._without_head(*args, **settings)
-        targets = _shifted(labels) if shift_labels is None else shift_labels
+        targets = _next_labels(labels) if shift_labels is None else shift_labels
         # One call of the module itself: if the head is an FSDP unit, its hooks gather it.
         loss = self.head(hidden, targets=targets)
         if num_items_in_batch is None:
@@ -127,7 +127,7 @@ class HeadWithLoss:
             outputs.append(hidden)
             return hidden.new_zeros(1, 1, self.model.config.get_text_config().vocab_size)  # type: ignore[union-attr, operator]
 
-        with self._replaced(decoder, head):
+        with self._replaced_calls(decoder, head):
             output = self.original_forward(*args, **settings)
         if len(outputs) != 2 or not hasattr(outputs[0], "last_hidden_state"):
             raise self.refusal()
@@ -152,14 +152,16 @@ class HeadWithLoss:
             logits: torch.Tensor = of_head(hidden)
             return logits
 
-        with self._replaced(decoder, head):
+        with self._replaced_calls(decoder, head):
             logits: torch.Tensor = self.original_forward().logits
         if calls != ["decoder", "head"] or logits.shape[:-1] != hidden.shape[:-1]:
             raise self.refusal()
         return logits
 
     @contextmanager
-    def _replaced(self, decoder: Callable[..., Any], head: Callable[..., Any]) -> Iterator[None]:
+    def _replaced_calls(
+        self, decoder: Callable[..., Any], head: Callable[..., Any]
+    ) -> Iterator[None]:
         """A context that calls `decoder` and `head` instead of the model's modules.
 
         An entry in the `__dict__` of a module hides its submodule of the same name.
@@ -188,13 +190,13 @@ class _Replacement:
         return getattr(self._module, name)
 
 
-def _shifted(labels: torch.Tensor | None) -> torch.Tensor:
+def _next_labels(labels: torch.Tensor | None) -> torch.Tensor:
     """The label that follows each token; IGNORED for the last one of a sequence."""
     assert labels is not None
     return pad(labels, (0, 1), value=IGNORED)[..., 1:]
 
 
-def _owner_of(part: nn.Module, model: nn.Module) -> tuple[nn.Module, str]:
+def _parent_of(part: nn.Module, model: nn.Module) -> tuple[nn.Module, str]:
     """The module that holds `part` as a child, and the name of that child."""
     return next(
         (module, name)

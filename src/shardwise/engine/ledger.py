@@ -23,9 +23,9 @@ from shardwise.pytorch.private import (
 _C10D, _FSDP = torch.ops.c10d, torch.ops.fsdp
 # The term of tensors that neither a known owner nor a collective identifies: activations, logits,
 # gradients before their reduction.
-REST = "working"
+OTHER_TERM = "working"
 # The term of gathered parameters: FSDP frees and refills their storages in place.
-GATHERED = "unsharded_parameters"
+UNSHARDED_TERM = "unsharded_parameters"
 # Maximum number of points of a curve. If reached, the higher of every two points is kept.
 MOST_POINTS = 1024
 
@@ -92,7 +92,7 @@ class LiveBytes(DispatchMode):  # type: ignore[no-untyped-call]
             if size is None:
                 storage = reference()
                 size = 0 if storage is None else storage.nbytes()
-            term = self._term_of.get(key, REST)
+            term = self._term_of.get(key, OTHER_TERM)
             terms[term] = terms.get(term, 0) + size
         return terms
 
@@ -122,14 +122,14 @@ class LiveBytes(DispatchMode):  # type: ignore[no-untyped-call]
         point = (self._operations, terms)
         # The first point is kept: bytes left at the end are compared with it.
         if len(self.curve) > 1 and self._changes % self.curve_every:
-            self.curve[-1] = max(self.curve[-1], point, key=_sum)
+            self.curve[-1] = max(self.curve[-1], point, key=_total_bytes)
         else:
             self.curve.append(point)
         self._changes += 1
         if len(self.curve) == MOST_POINTS:
             first, *rest = self.curve
             pairs = zip(rest[::2], [*rest[1::2], rest[-1]], strict=False)
-            self.curve = [first, *(max(pair, key=_sum) for pair in pairs)]
+            self.curve = [first, *(max(pair, key=_total_bytes) for pair in pairs)]
             self.curve_every *= 2
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -148,29 +148,29 @@ class LiveBytes(DispatchMode):  # type: ignore[no-untyped-call]
     def _identify(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Assign the buffers of a collective to their terms."""
         if func is ALL_GATHER:
-            self._name([args[0]], GATHERED)
+            self._name([args[0]], UNSHARDED_TERM)
         elif func is REDUCE_SCATTER:
             self._name([args[0]], "gradients")
             self._name([args[1]], "reduce_buffers")
         elif func is _C10D.allreduce_.default:
             self._name(args[0], "gradients")
         elif func is _FSDP.split_with_sizes_copy.default:
-            self._name(kwargs["out"], GATHERED)
+            self._name(kwargs["out"], UNSHARDED_TERM)
         elif func is _FSDP.chunk_cat.default:
             self._name([kwargs["out"]], "reduce_buffers")
 
     def _name(self, tensors: Iterable[Any], term: str) -> None:
         """Assign the storages of tensors to a term."""
-        for plain in _held(tensors):
+        for plain in _plain_tensors(tensors):
             if not plain.is_meta:
                 key = storage_id(plain.untyped_storage())
                 self._term_of[key] = term
-                if term == GATHERED and self._sizes.pop(key, None) is not None:
+                if term == UNSHARDED_TERM and self._sizes.pop(key, None) is not None:
                     self._refilled[key] = self._alive[key]
 
     def _track(self, leaves: Iterable[Any], storages_by_key: dict[int, weakref.ref[Any]]) -> None:
         """Start to track storages that are new, in `storages_by_key`, and update known sizes."""
-        for tensor in _held(leaves):
+        for tensor in _plain_tensors(leaves):
             # A compiler keeps fake tensors, which have no data.
             if isinstance(tensor, FakeTensor) or tensor.is_meta:
                 continue
@@ -197,7 +197,7 @@ class LiveBytes(DispatchMode):  # type: ignore[no-untyped-call]
         self._term_of.pop(key, None)
 
 
-def _held(leaves: Iterable[Any]) -> Iterator[torch.Tensor]:
+def _plain_tensors(leaves: Iterable[Any]) -> Iterator[torch.Tensor]:
     """The plain tensors that hold data on this rank, for all tensors among `leaves`."""
     for leaf in leaves:
         # By type(), which is quick: nearly all tensors are plain.
@@ -207,6 +207,6 @@ def _held(leaves: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield from plain_tensors(leaf)
 
 
-def _sum(point: tuple[int, dict[str, int]]) -> int:
+def _total_bytes(point: tuple[int, dict[str, int]]) -> int:
     """Bytes of a point of the curve."""
     return sum(point[1].values())

@@ -18,7 +18,7 @@ from shardwise.engine.mesh import TENSOR
 _MARK = "shardwise_part"
 
 
-class Part(NamedTuple):
+class LocalPart(NamedTuple):
     """How a local tensor is a part of a full one: mesh, placements, full shape and stride."""
 
     mesh: DeviceMesh
@@ -48,33 +48,33 @@ def keep_local_parts(model: nn.Module) -> None:
                 if id(parameter) not in made:
                     made[id(parameter)] = _local(parameter)
                 module.register_parameter(key, made[id(parameter)])
-                parts[key] = part_of(made[id(parameter)])
+                parts[key] = local_part_of(made[id(parameter)])
         if parts:
-            _show_divided(module, parts)
+            _use_dtensors_in_forward(module, parts)
 
 
-def part_of(parameter: torch.Tensor) -> Part | None:
+def local_part_of(parameter: torch.Tensor) -> LocalPart | None:
     """How a local parameter is a part of a full one; None if it is full or a DTensor."""
-    part: Part | None = getattr(parameter, _MARK, None)
+    part: LocalPart | None = getattr(parameter, _MARK, None)
     return part
 
 
-def is_divided(parameter: torch.Tensor) -> bool:
+def is_tensor_parallel(parameter: torch.Tensor) -> bool:
     """Whether a parameter takes part in tensor parallelism, sharded or replicated.
 
     True for DTensors with a tensor axis, and for local parts.
     """
     if isinstance(parameter, DTensor):
         return TENSOR in (parameter.device_mesh.mesh_dim_names or ())
-    return part_of(parameter) is not None
+    return local_part_of(parameter) is not None
 
 
-def divided_like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+def as_dtensor_like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the parameter's shape, such as its gradient, as a DTensor like the parameter.
 
     It is returned unchanged if the parameter is no local part, or the shapes differ.
     """
-    part = part_of(parameter)
+    part = local_part_of(parameter)
     same = part is not None and tensor.shape == parameter.shape
     return part.divided(tensor) if part is not None and same else tensor
 
@@ -82,14 +82,14 @@ def divided_like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 def _local(parameter: DTensor) -> nn.Parameter:
     """The local part of a DTensor parameter, marked with how it is sharded."""
     local = nn.Parameter(parameter.to_local().detach(), requires_grad=parameter.requires_grad)
-    part = Part(
+    part = LocalPart(
         parameter.device_mesh, parameter.placements, parameter.shape, tuple(parameter.stride())
     )
     setattr(local, _MARK, part)
     return local
 
 
-def _show_divided(module: nn.Module, parts: dict[str, Any]) -> None:
+def _use_dtensors_in_forward(module: nn.Module, parts: dict[str, Any]) -> None:
     """Let a module see its local parts as DTensors during its forward.
 
     An entry in the `__dict__` of a module hides its parameter of the same name.

@@ -96,7 +96,7 @@ class Materializer:
                 key = id(parameter)
                 if key not in self._allocated:
                     dtype = self.dtype if parameter.is_floating_point() else parameter.dtype
-                    real = _unset(parameter, self.device, dtype)
+                    real = _filled_with_sentinel(parameter, self.device, dtype)
                     self._allocated[key] = nn.Parameter(real, requires_grad=parameter.requires_grad)
                     # Keep the meta tensor alive: its id is a key of the table.
                     self._allocated[-key] = parameter
@@ -104,7 +104,7 @@ class Materializer:
                 changed = True
         for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
             if buffer.is_meta:
-                setattr(module, name, _unset(buffer, self.device, buffer.dtype))
+                setattr(module, name, _filled_with_sentinel(buffer, self.device, buffer.dtype))
                 changed = True
         return changed
 
@@ -155,7 +155,9 @@ def _seeded(seed: int, name: str, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _unset(like: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+def _filled_with_sentinel(
+    like: torch.Tensor, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
     """A tensor filled with a value that no initialiser writes: NaN or the smallest integer."""
     tensor = torch.empty(like.shape, dtype=dtype, device=device)
     if dtype == torch.bool:
@@ -164,7 +166,7 @@ def _unset(like: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torc
 
 
 def _has_unset(tensor: torch.Tensor) -> bool:
-    """Whether a tensor still has values of `_unset`; always True for booleans."""
+    """Whether a tensor still has values of `_filled_with_sentinel`; always True for booleans."""
     if tensor.dtype == torch.bool:
         # A boolean has no spare value to mark unset elements, so it counts as unset.
         return True

@@ -34,7 +34,7 @@ from shardwise.engine.mesh import (
 )
 from shardwise.engine.offload import offload_activations
 from shardwise.engine.recompute import apply_recompute
-from shardwise.engine.sync import remember
+from shardwise.engine.sync import store_strategy
 from shardwise.engine.tensor import TensorParallel
 from shardwise.pytorch.blocks import RootParts, root_parts
 from shardwise.pytorch.device import local_device
@@ -105,7 +105,7 @@ def parallelize(
         assert mesh is not None
         keep_local_parts(model)
         model = _replicate(parts, strategy, fsdp_mesh(mesh))
-    return remember(model, strategy, axes_of_groups(mesh, context) if mesh else {})
+    return store_strategy(model, strategy, axes_of_groups(mesh, context) if mesh else {})
 
 
 def _check_can_run(strategy: Strategy, device: torch.device) -> None:
@@ -167,7 +167,7 @@ def _shard(
         "mesh": mesh,
         "mp_policy": _precision(strategy, parts),
         "offload_policy": _offload(strategy, mesh),
-        "shard_placement_fn": _placement(strategy),
+        "shard_placement_fn": _shard_placement(strategy),
     }
 
     def unit(members: list[nn.Module], reshard: bool | int | None) -> FSDPModule:
@@ -192,7 +192,7 @@ def _shard(
     _set_prefetch(units, last, strategy)
 
 
-def _placement(strategy: Strategy) -> Callable[[nn.Parameter], Shard] | None:
+def _shard_placement(strategy: Strategy) -> Callable[[nn.Parameter], Shard] | None:
     """A function that chooses which dimension of a parameter fully_shard shards, to pad little.
 
     None means dimension 0. FSDP2 of torch 2.13 fails to gather other dimensions again after an

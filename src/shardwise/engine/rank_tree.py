@@ -166,7 +166,7 @@ class RankTree:
             return _Step(partial(dist.gather, values, None, ranks[0], group))
         found = torch.empty((len(ranks), *values.shape), dtype=values.dtype)
         gather = partial(dist.gather, values, list(found), ranks[0], group)
-        return _Step(gather, lambda: _REDUCED[op](found, values))
+        return _Step(gather, lambda: _REDUCTIONS[op](found, values))
 
 
 def _reduce(values: torch.Tensor, op: Any, level: _Group) -> _Step:
@@ -174,7 +174,7 @@ def _reduce(values: torch.Tensor, op: Any, level: _Group) -> _Step:
     return _Step(partial(dist.reduce, values, level.ranks[0], op, level.group))
 
 
-_REDUCED: dict[Any, Callable[[torch.Tensor, torch.Tensor], object]] = {
+_REDUCTIONS: dict[Any, Callable[[torch.Tensor, torch.Tensor], object]] = {
     dist.ReduceOp.SUM: lambda found, out: out.copy_(found.sum(0, dtype=out.dtype)),
     dist.ReduceOp.MAX: lambda found, out: out.copy_(found.amax(0)),
     dist.ReduceOp.MIN: lambda found, out: out.copy_(found.amin(0)),

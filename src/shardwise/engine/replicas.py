@@ -63,7 +63,7 @@ class Replicas:
         state: Callable[[], Mapping[str, torch.Tensor]],
         load: Callable[[Mapping[str, torch.Tensor]], None],
     ) -> None:
-        _quiet()
+        _silence_torchft()
         from torchft import manager
 
         self._rank, self._size = world()
@@ -157,7 +157,7 @@ class Replicas:
         gc.collect()
         return False
 
-    def meet(self) -> bool:
+    def wait_for_groups(self) -> bool:
         """Wait for the groups of the next step; load their state if this group is behind.
 
         Returns:
@@ -203,7 +203,7 @@ class Replicas:
         self._manager.shutdown(wait=False)
 
 
-def _quiet() -> None:
+def _silence_torchft() -> None:
     """Silence torchft's logs: the trainer reports lost groups itself."""
     os.environ.setdefault("RUST_LOG", "error")
     logging.getLogger("torchft").setLevel(logging.CRITICAL)

@@ -14,7 +14,7 @@ from torch import nn
 from shardwise.spec.record import SpecError
 
 
-def give_whole_sequence(model: nn.Module, parts: int, dtype: torch.dtype) -> None:
+def use_full_sequences(model: nn.Module, parts: int, dtype: torch.dtype) -> None:
     """Make every forward of a transformers model get positions and masks of the full sequence.
 
     `parts` is the number of processes that share a sequence, `dtype` that of activations. Models
@@ -34,7 +34,7 @@ def give_whole_sequence(model: nn.Module, parts: int, dtype: torch.dtype) -> Non
         settings = dict(settings)
         if settings.get("position_ids") is None:
             settings["position_ids"] = torch.arange(ids.shape[1], device=ids.device)[None]
-        settings["attention_mask"] = whole_masks(
+        settings["attention_mask"] = full_sequence_masks(
             config, ids, settings["position_ids"], settings.get("attention_mask"), dtype
         )
         return args, settings
@@ -42,7 +42,7 @@ def give_whole_sequence(model: nn.Module, parts: int, dtype: torch.dtype) -> Non
     model.register_forward_pre_hook(add, with_kwargs=True)
 
 
-def whole_masks(
+def full_sequence_masks(
     config: Any,
     ids: torch.Tensor,
     positions: torch.Tensor,

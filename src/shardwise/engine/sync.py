@@ -19,7 +19,7 @@ _MARK, _SET, _AXES = "_shardwise_strategy", "_shardwise_sync", "_shardwise_axes"
 _ENTERED = "_shardwise_entered"
 
 
-def remember(
+def store_strategy(
     model: nn.Module, strategy: Strategy, axes: Mapping[str, Axis] | None = None
 ) -> nn.Module:
     """Store the resolved strategy and the axis of each process group, by name, on the model."""
@@ -87,7 +87,7 @@ def micro_batch(model: nn.Module, *, last: bool = True) -> Iterator[None]:
         yield
 
 
-def left_after_backward(model: nn.Module) -> ExitStack:
+def contexts_of_micro_batch(model: nn.Module) -> ExitStack:
     """The stack of the current micro-batch; contexts entered in it end after the backward.
 
     Raises:

@@ -28,7 +28,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from shardwise.engine.sequence import give_whole_sequence
+from shardwise.engine.sequence import use_full_sequences
 from shardwise.pytorch.adapted import adapter_of
 from shardwise.pytorch.private import silence_redistribution_advice
 from shardwise.spec.record import SpecError
@@ -58,16 +58,16 @@ class TensorParallel:
         self._between: Placement = Shard(_SEQUENCE) if strategy.sequence_parallel else Replicate()
         self._sequence_parallel = strategy.sequence_parallel
         self._styles = divided_modules(model, strategy.tensor)
-        self._prepared = _prepared(self._styles)
+        self._prepared = _parents_of_column_layers(self._styles)
         self._names = {id(module): name for name, module in model.named_modules()}
         self._done: set[str] = set()
         silence_redistribution_advice()
         if strategy.sequence_parallel:
-            give_whole_sequence(model, strategy.tensor, TORCH_DTYPES[strategy.param_dtype])
+            use_full_sequences(model, strategy.tensor, TORCH_DTYPES[strategy.param_dtype])
 
     def unit(self, members: Sequence[nn.Module]) -> None:
         """Shard the layers of `members` that are not sharded yet. Nothing is communicated."""
-        tied = _tied(self._model)
+        tied = _tied_parameters(self._model)
         for member in members:
             for module in member.modules():
                 name = self._names[id(module)]
@@ -148,13 +148,13 @@ def divided_modules(model: nn.Module, tensor: int) -> dict[str, str]:
         SpecError: The result would be wrong, or torch would fail late.
     """
     styles = _styles_by_name(model)
-    problems = [*_unsupported(model, styles), *_indivisible(model, styles, tensor)]
+    problems = [*_unsupported(model, styles), *_indivisible_problems(model, styles, tensor)]
     if problems:
         raise SpecError(f"strategy.tensor: {problems[0]}")
     return styles
 
 
-def _prepared(styles: Mapping[str, str]) -> set[str]:
+def _parents_of_column_layers(styles: Mapping[str, str]) -> set[str]:
     """The names of the modules that contain column-wise layers."""
     return {name.rpartition(".")[0] for name, style in styles.items() if style == COLWISE}
 
@@ -181,7 +181,7 @@ def _styles_by_name(model: nn.Module) -> dict[str, str]:
 
 def _unsupported(model: nn.Module, styles: Mapping[str, str]) -> Iterator[str]:
     """Sentences about styles and modules that cannot be sharded, or that the plan omits."""
-    what, prepared = type(model).__name__, _prepared(styles)
+    what, prepared = type(model).__name__, _parents_of_column_layers(styles)
     if adapter_of(model) is not None:
         yield "adapters cannot be trained with tensor parallelism; set tensor to 1"
     head = getattr(model, "get_output_embeddings", lambda: None)()
@@ -198,7 +198,9 @@ def _unsupported(model: nn.Module, styles: Mapping[str, str]) -> Iterator[str]:
             yield f"the plan of {what} leaves out {name}"
 
 
-def _indivisible(model: nn.Module, styles: Mapping[str, str], tensor: int) -> Iterator[str]:
+def _indivisible_problems(
+    model: nn.Module, styles: Mapping[str, str], tensor: int
+) -> Iterator[str]:
     """Sentences about heads and layer widths that the degree does not divide."""
     config = getattr(model, "config", None)
     if config is not None:
@@ -222,12 +224,12 @@ def _is_meta(module: nn.Module) -> bool:
     return any(p.is_meta for p in module.parameters(recurse=False))
 
 
-Place = tuple[nn.Module, str]
+ParameterRef = tuple[nn.Module, str]
 
 
-def _tied(model: nn.Module) -> list[tuple[Place, list[Place]]]:
+def _tied_parameters(model: nn.Module) -> list[tuple[ParameterRef, list[ParameterRef]]]:
     """(first place, other places) of each tied parameter; a place is (module, parameter name)."""
-    places: dict[int, list[Place]] = {}
+    places: dict[int, list[ParameterRef]] = {}
     for module in model.modules():
         for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             places.setdefault(id(parameter), []).append((module, key))

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 # The last step, if the length of the loop is unknown.
-_ENDLESS = 2**62
+_UNLIMITED_STEPS = 2**62
 PREFIX = "shardwise/"
 
 
-class _Trained(NamedTuple):
+class _TrainedModel(NamedTuple):
     """Model, optimizer and device of the loop, for StepMeter."""
 
     model: nn.Module
@@ -99,13 +99,13 @@ class StepWatch:
             strategy: Fields of Strategy that the model does not show, such as `recompute` or
                 `grad_sync`.
         """
-        self._skeleton = _without_data(model)
+        self._skeleton = _meta_copy(model)
         self._job = Job(seq_len=seq_len, optimizer=optimizer)
         self._settings = {"micro_batch": micro_batch, "accumulate": accumulate, **strategy}
         if precision is not None:
             self._settings |= parse_precision(precision)
         self._cluster, self._inputs, self._clips = cluster, inputs, clips
-        self._last = steps or _ENDLESS
+        self._last = steps or _UNLIMITED_STEPS
         self._step = 0
         self._entered: ExitStack | None = None
         self._settled: list[float] = []
@@ -128,7 +128,7 @@ class StepWatch:
         self._peak = cluster.device.known_peak_flops(strategy.param_dtype)
         self.predicted = self._predict(model, strategy, cluster)
         self._step = step
-        trained = _Trained(model, optimizer, device)
+        trained = _TrainedModel(model, optimizer, device)
         self._meter = StepMeter(trained, step, self._last, compiled=strategy.compile)
         self._device = device
         self._clock = StepClock(device)
@@ -215,7 +215,7 @@ class StepWatch:
             units = units.sharded_along_rows()
         profile = price(units, strategy, cluster, self._job, "traced module, wrapped by its loop")
         if keeps_two_gradients(model) and strategy.accumulate > 1:
-            profile = _with_second_gradients(profile)
+            profile = _with_accumulated_gradients(profile)
         # Other code may shard a model in other units than Shardwise does.
         groups = sharded_units(model, strategy)
         traffic = add_traffic(traffic_of(units, own) for units, own in groups)
@@ -227,7 +227,7 @@ class StepWatch:
         return profile._replace(traffic=traffic)
 
 
-def _with_second_gradients(profile: StepProfile) -> StepProfile:
+def _with_accumulated_gradients(profile: StepProfile) -> StepProfile:
     """The profile with the accumulated `.grad` tensors added to its memory.
 
     They are alive together with DDP's buckets at the peak. Reserved memory and verdict are dropped.
@@ -241,7 +241,7 @@ def _with_second_gradients(profile: StepProfile) -> StepProfile:
     return profile._replace(memory=MemoryProfile(peak_allocated_bytes=peak, terms=terms))
 
 
-def _without_data(model: nn.Module) -> nn.Module:
+def _meta_copy(model: nn.Module) -> nn.Module:
     """A copy of the module with its tensors on the meta device; no data is copied."""
     empty: dict[int, Any] = {}
     for parameter in model.parameters():

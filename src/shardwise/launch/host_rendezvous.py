@@ -45,9 +45,9 @@ from shardwise.pytorch.store import new_store
 from shardwise.spec.train import RestartSettings
 
 # Seconds between two messages about waiting.
-_SAY_EVERY_S = 30.0
+_REPORT_EVERY_S = 30.0
 # Seconds between two looks at the run folder.
-_LOOK_EVERY_S = 5.0
+_POLL_S = 5.0
 # Seconds that hosts whose ranks are done wait for the others.
 _EXIT_S = 60.0
 # Seconds in which waiting hosts learn that the run has ended.
@@ -133,7 +133,7 @@ class HostRendezvous(RendezvousHandler):
         """
         self._store = None
         self._client.update(state=WAITING, port=0)
-        began, said_at = time.monotonic(), time.monotonic() - _SAY_EVERY_S + 5
+        began, said_at = time.monotonic(), time.monotonic() - _REPORT_EVERY_S + 5
         looked_at = 0.0
         while True:
             contact = self._client.contact()
@@ -146,7 +146,7 @@ class HostRendezvous(RendezvousHandler):
                     continue
                 if view.ready and view.training:
                     began = now  # a spare waits as long as the others train
-                elif now - looked_at > _LOOK_EVERY_S:
+                elif now - looked_at > _POLL_S:
                     looked_at = now
                     self._check_unfinished()
             if now - began > self._settings.join_s:
@@ -154,7 +154,7 @@ class HostRendezvous(RendezvousHandler):
                     f"{self._reason(contact)}; gave up after {now - began:.0f} s "
                     f"({self.SETTINGS}join_s)"
                 )
-            if now - said_at > _SAY_EVERY_S:
+            if now - said_at > _REPORT_EVERY_S:
                 said_at = now
                 say(self._reason(contact))
             time.sleep(0.05)

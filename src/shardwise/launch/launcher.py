@@ -50,11 +50,11 @@ def import_early(processes: int, *, transformers: bool) -> dict[str, str]:
     The environment is all of `os.environ`. OMP_NUM_THREADS is set there, if it is not, so that
     `processes` workers share the machine's cores.
     """
-    from shardwise.launch.worker import import_once
+    from shardwise.launch.worker import start_fork_server
 
     # Workers of one machine share its cores; train.threads overrides this.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    return import_once(transformers=transformers)
+    return start_fork_server(transformers=transformers)
 
 
 def launch(

@@ -28,7 +28,7 @@ _POSTS_PER_S = 2000
 # Seconds in which all hosts of a round learn that others can join, plus the time between posts.
 _ANNOUNCE_S = 2.0
 # The most waiting hosts that a view names.
-_NAMED = 9
+_MAX_NAMED_HOSTS = 9
 # States of a host. "starting": it accepted a round that others have not accepted yet. "left": the
 # run continues without it. "done" and "failed": the run has this state.
 WAITING: Final = "waiting"
@@ -37,21 +37,21 @@ TRAINING: Final = "training"
 LEFT: Final = "left"
 DONE: Final = "done"
 FAILED: Final = "failed"
-_TRAINS = (STARTING, TRAINING)
+_TRAINING_STATES = (STARTING, TRAINING)
 State = Literal["waiting", "starting", "training", "left", "done", "failed"]
 
 # Allowed values of messages. The sender cuts and cleans text.
-_LONGEST = 1000
-Text = Annotated[str, Meta(max_length=_LONGEST)]
+_MAX_TEXT_LENGTH = 1000
+Text = Annotated[str, Meta(max_length=_MAX_TEXT_LENGTH)]
 Word = Annotated[str, Meta(max_length=255, pattern=r"^[A-Za-z0-9_.:%-]*$")]
 Number = Annotated[int, Meta(ge=0, le=2**52)]
-Hosts = Annotated[int, Meta(ge=0, le=1_000_000)]
-Place = Annotated[int, Meta(ge=-1, le=1_000_000)]
+HostCount = Annotated[int, Meta(ge=0, le=1_000_000)]
+HostIndex = Annotated[int, Meta(ge=-1, le=1_000_000)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Seconds = Annotated[float, Meta(ge=0, le=1e7)]
 
 
-class WrongPostError(ValueError):
+class InvalidPostError(ValueError):
     """A message with values that no launcher sends."""
 
 
@@ -72,8 +72,8 @@ class Post(NamedTuple):
     state: State = WAITING
     # The last round that this host took part in, its place there, and the hosts of that round.
     round: Number = 0
-    place: Place = -1
-    size: Hosts = 0
+    place: HostIndex = -1
+    size: HostCount = 0
     # Where the ranks of this round meet; set by the first host.
     port: Port = 0
     step: Number = 0
@@ -87,7 +87,9 @@ class Post(NamedTuple):
 
     def encode(self, number: int) -> bytes:
         """The post with its `number` as JSON."""
-        texts: dict[str, Any] = {one: one_line(getattr(self, one))[:_LONGEST] for one in _TEXTS}
+        texts: dict[str, Any] = {
+            one: one_line(getattr(self, one))[:_MAX_TEXT_LENGTH] for one in _TEXT_FIELDS
+        }
         return msgspec.json.encode((number, self._replace(**texts)))
 
     @staticmethod
@@ -95,24 +97,24 @@ class Post(NamedTuple):
         """The number of a post, and the post, from JSON.
 
         Raises:
-            WrongPostError: The message has values that no launcher sends.
+            InvalidPostError: The message has values that no launcher sends.
         """
         try:
-            number, post = _POST.decode(data)
+            number, post = _POST_DECODER.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise WrongPostError(str(error)) from None
-        if any(one_line(getattr(post, one)) != getattr(post, one) for one in _TEXTS):
-            raise WrongPostError("text with characters that are not shown")
+            raise InvalidPostError(str(error)) from None
+        if any(one_line(getattr(post, one)) != getattr(post, one) for one in _TEXT_FIELDS):
+            raise InvalidPostError("text with characters that are not shown")
         has_place = post.place >= 0
-        if post.state in _TRAINS and not has_place:
-            raise WrongPostError("a host that trains has a place")
+        if post.state in _TRAINING_STATES and not has_place:
+            raise InvalidPostError("a host that trains has a place")
         if has_place and not (post.round and post.place < post.size <= max(post.sizes)):
-            raise WrongPostError("a place outside of the round")
+            raise InvalidPostError("a place outside of the round")
         return number, post
 
 
-_TEXTS = ("name", "section", "failure")
-_POST = msgspec.json.Decoder(tuple[Number, Post])
+_TEXT_FIELDS = ("name", "section", "failure")
+_POST_DECODER = msgspec.json.Decoder(tuple[Number, Post])
 
 
 class Fault(NamedTuple):
@@ -161,10 +163,10 @@ class View(NamedTuple):
     @staticmethod
     def decode(data: bytes) -> View:
         """Read a view of a server that has proved itself; raise ValueError for anything else."""
-        return _VIEW.decode(data)
+        return _VIEW_DECODER.decode(data)
 
 
-_VIEW = msgspec.json.Decoder(View)
+_VIEW_DECODER = msgspec.json.Decoder(View)
 
 
 @dataclass
@@ -268,7 +270,7 @@ class Membership:
         if lost is None or host not in self._members:
             return
         accepted = lost.post.round == self._round
-        if accepted and lost.post.state not in _TRAINS:
+        if accepted and lost.post.state not in _TRAINING_STATES:
             return  # it had failed before
         where = f" (step {lost.post.step}, section {lost.post.section})" if lost.post.step else ""
         self._faults[host] = Fault(lost.post.name, cause + where, sure)
@@ -335,7 +337,8 @@ class Membership:
             waiting=tuple(one for one in self._hosts.values() if one.post.state == WAITING),
             # A host trains in the current round, or is about to accept it.
             in_use=any(
-                one.state in _TRAINS if one.round == self._round else is_new for one in present
+                one.state in _TRAINING_STATES if one.round == self._round else is_new
+                for one in present
             ),
         )
         return self._summary
@@ -355,7 +358,7 @@ class Membership:
     def _view_of(self, post: Post, number: int) -> View:
         """The view of the other hosts for this post."""
         summary = self._summarise()
-        others = [one for one in summary.waiting[:_NAMED] if one.post.host != post.host]
+        others = [one for one in summary.waiting[:_MAX_NAMED_HOSTS] if one.post.host != post.host]
         is_waiting = post.state == WAITING and post.host in self._hosts
         behind = next((one for one in summary.behind if one.host != post.host), None)
         first = summary.first

@@ -107,24 +107,24 @@ class RendezvousClient:
     def _exchange(self, server: socket.socket) -> None:
         """Post the state and read the answer, repeatedly, until closed."""
         with server.makefile("rb") as answers:
-            channel = self._meet(server, answers)
+            channel = self._authenticate(server, answers)
             while not self._closing:
                 with self._lock:
                     post, number = self._post, self._count
                 server.sendall(channel.seal(post.encode(number)))
-                view = View.decode(channel.open(_line(answers)))
+                view = View.decode(channel.open(_read_line(answers)))
                 with self._lock:
                     self._view, self._answered_at, self._problem = view, time.monotonic(), ""
                 every_s = _TRAINING_S if post.state == TRAINING else _WAITING_S
                 self._changed.wait(max(every_s, view.post_after_s))
                 self._changed.clear()
 
-    def _meet(self, server: socket.socket, answers: BinaryIO) -> Channel:
+    def _authenticate(self, server: socket.socket, answers: BinaryIO) -> Channel:
         """Prove to the server that this host knows the secret, and check the server's proof.
 
         Returns the channel for all further messages.
         """
-        greeting = _line(answers)
+        greeting = _read_line(answers)
         if not greeting.startswith(GREETING):
             raise ConnectionError("no rendezvous server of this version of Shardwise listens there")
         challenge = bytes.fromhex(greeting.removeprefix(GREETING).decode())
@@ -134,7 +134,7 @@ class RendezvousClient:
         channel = self._secret.channel(challenge, hello, serves=False)
         server.sendall(channel.seal(hello))
         try:
-            if channel.open(_line(answers)) == WELCOME:
+            if channel.open(_read_line(answers)) == WELCOME:
                 return channel
         except (ConnectionError, ValueError):
             pass
@@ -144,7 +144,7 @@ class RendezvousClient:
         )
 
 
-def _line(answers: BinaryIO) -> bytes:
+def _read_line(answers: BinaryIO) -> bytes:
     """The next line from the server; raises ConnectionError if the connection was closed."""
     line = answers.readline(LONGEST_LINE)
     if not line.endswith(b"\n"):

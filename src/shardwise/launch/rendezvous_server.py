@@ -24,7 +24,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from shardwise.launch.membership import Membership, Post, WrongPostError
+from shardwise.launch.membership import InvalidPostError, Membership, Post
 from shardwise.launch.refusals import Reason, Refusals
 from shardwise.launch.rendezvous_address import bind_address
 from shardwise.launch.say import say
@@ -163,15 +163,15 @@ class _Connection(asyncio.Protocol):
         """Handle one line; refuse the connection if the line is forged or invalid."""
         try:
             if self._hello is None:
-                self._meet(line)
+                self._authenticate(line)
             else:
                 self._answer(self._hello, line)
         except ForgedError:
             self.refuse(Reason.NO_SECRET if self._hello is None else Reason.FORGED)
-        except (WrongPostError, msgspec.MsgspecError, UnicodeDecodeError):
+        except (InvalidPostError, msgspec.MsgspecError, UnicodeDecodeError):
             self.refuse(Reason.STRANGER if self._hello is None else Reason.BAD_POST)
 
-    def _meet(self, line: bytes) -> None:
+    def _authenticate(self, line: bytes) -> None:
         """Check the proof of a launcher's first message; answer with the server's own proof."""
         server = self._server
         channel = server.secret.channel(self._challenge, body_of(line), serves=True)

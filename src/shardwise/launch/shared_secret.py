@@ -23,7 +23,7 @@ from shardwise.spec.train import SECRET_VARIABLE
 # The secret itself, or a file that holds it and that nobody else can read.
 VARIABLE, FILE = SECRET_VARIABLE, f"{SECRET_VARIABLE}_FILE"
 _LEAST, _LONGEST = 32, 4096
-_HOW = (
+_INSTRUCTIONS = (
     f"on all hosts of the run, set {VARIABLE} to the same {_LEAST} or more random characters, or "
     f"{FILE} to a file that holds them, for example of: (umask 077; head -c 32 /dev/urandom | "
     "base64 > secret)"
@@ -51,7 +51,9 @@ def secret_for(server: tuple[str, int], given: Secret | None) -> Secret:
     if given is not None:
         return given
     if not _is_loopback(server[0]):
-        raise SpecError(f"{VARIABLE}: hosts that meet at {server[0]} need a secret; {_HOW}")
+        raise SpecError(
+            f"{VARIABLE}: hosts that meet at {server[0]} need a secret; {_INSTRUCTIONS}"
+        )
     return _secret_of_user()
 
 
@@ -59,7 +61,9 @@ def _secret(text: str, setting: str) -> Secret:
     """A Secret of this text; raises SpecError, which names the setting, for a wrong length."""
     text = text.strip()
     if not _LEAST <= len(text) <= _LONGEST:
-        raise SpecError(f"{setting}: must hold {_LEAST} to {_LONGEST:,} characters; {_HOW}")
+        raise SpecError(
+            f"{setting}: must hold {_LEAST} to {_LONGEST:,} characters; {_INSTRUCTIONS}"
+        )
     return Secret(text)
 
 
@@ -90,7 +94,9 @@ def _secret_of_user() -> Secret:
     found = folder.lstat()
     private = stat.S_ISDIR(found.st_mode) and not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
     if found.st_uid != os.getuid() or not private:
-        raise SpecError(f"{VARIABLE}: {folder} is not a private folder of this user; {_HOW}")
+        raise SpecError(
+            f"{VARIABLE}: {folder} is not a private folder of this user; {_INSTRUCTIONS}"
+        )
     path = folder / "rendezvous-secret"
     if not path.exists():
         # Complete before others see it, and never replaced.

@@ -34,11 +34,11 @@ from shardwise.spec.train import RestartSettings
 # What `--rdzv-conf` may set, as in `[train.restart]`.
 _SETTINGS = ("lost_after_s", "join_s", "last_call_s")
 # Torch adds this setting for every backend, also if the user did not.
-_OF_TORCH = "timeout"
+_TORCH_KEY = "timeout"
 # Longest wait for the state of the others once the ranks of this host have failed for good.
 _LEAVE_S = 2.0
 # Seconds between two looks at ranks that have ended, until torch has seen it too.
-_LOOK_EVERY_S = 0.05
+_POLL_S = 0.05
 
 
 def rendezvous_from(parameters: RendezvousParameters) -> TorchrunRendezvous:
@@ -60,7 +60,7 @@ def rendezvous_from(parameters: RendezvousParameters) -> TorchrunRendezvous:
 
 def _read_settings(parameters: RendezvousParameters) -> RestartSettings:
     """The settings of --rdzv-conf; raises SpecError for unknown keys."""
-    given = {name: value for name, value in parameters.config.items() if name != _OF_TORCH}
+    given = {name: value for name, value in parameters.config.items() if name != _TORCH_KEY}
     for name in given.keys() - set(_SETTINGS):
         hint = did_you_mean(name, _SETTINGS) or f"; known keys are {', '.join(_SETTINGS)}"
         raise SpecError(f"--rdzv-conf.{name}: unknown key{hint}")
@@ -173,4 +173,4 @@ class TorchrunRendezvous(HostRendezvous):
                     signalled = ended.si_code != os.CLD_EXITED
                     how = "was killed by signal" if signalled else "failed with exit code"
                     self._note_failure(f"a rank {how} {ended.si_status}")
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)

@@ -18,7 +18,7 @@ from pathlib import Path
 from shardwise.launch.heartbeat import FOLDER
 from shardwise.pytorch.connections import Connections
 
-_EVERY_S = 1.0
+_INTERVAL_S = 1.0
 # Monitoring alone sends less than this, also while training hangs.
 _LEAST_BYTES_PER_S = 4096.0
 _WINDOW_S = 5.0
@@ -33,14 +33,14 @@ def watch_connections(rank: int, lost_after_s: float, always: bool = False) -> N
         return
     folder = os.environ.get(FOLDER)
     threading.Thread(
-        target=_watch,
-        args=(Connections(lost_after_s), _shared(Path(folder), rank) if folder else None),
+        target=_monitor,
+        args=(Connections(lost_after_s), _map_counters(Path(folder), rank) if folder else None),
         daemon=True,
         name="connections",
     ).start()
 
 
-def _shared(folder: Path, rank: int) -> mmap.mmap:
+def _map_counters(folder: Path, rank: int) -> mmap.mmap:
     """A memory-mapped file for the bytes that this rank's connections have carried."""
     path = folder / f"traffic-{rank}"
     path.write_bytes(bytes(_LAYOUT.size))
@@ -48,13 +48,13 @@ def _shared(folder: Path, rank: int) -> mmap.mmap:
         return mmap.mmap(file.fileno(), _LAYOUT.size)
 
 
-def _watch(connections: Connections, shared: mmap.mmap | None) -> None:
+def _monitor(connections: Connections, shared: mmap.mmap | None) -> None:
     """Check the connections every second, and write the bytes they have carried."""
     while True:
         carried = connections.check()
         if shared is not None:
             shared[:] = _LAYOUT.pack(carried)
-        time.sleep(_EVERY_S)
+        time.sleep(_INTERVAL_S)
 
 
 class TrafficMeter:
@@ -76,7 +76,7 @@ class TrafficMeter:
     def sample(self) -> None:
         """Read the bytes carried until now, at most once a second; keeps a few seconds."""
         now = time.monotonic()
-        if self._samples and now - self._samples[-1][0] < _EVERY_S:
+        if self._samples and now - self._samples[-1][0] < _INTERVAL_S:
             return
         carried = sum(
             _LAYOUT.unpack(data)[0]

@@ -27,14 +27,14 @@ START_METHOD = "forkserver"
 # processes between them would die of them, and nobody would learn how the ranks end.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 # Torch imports its compiler when the first optimizer is created, compiled or not.
-IMPORTED_ONCE = ["shardwise.trainer.run", "shardwise.report.train", "torch._dynamo"]
+PRELOADED_MODULES = ["shardwise.trainer.run", "shardwise.report.train", "torch._dynamo"]
 # Imported too for models of transformers. Without modeling_utils: it imports torchao, which reads
 # the properties of GPUs.
-OF_TRANSFORMERS = ["transformers.masking_utils", "transformers.loss.loss_utils"]
+TRANSFORMERS_MODULES = ["transformers.masking_utils", "transformers.loss.loss_utils"]
 
 
 @cache
-def import_once(*, transformers: bool) -> dict[str, str]:
+def start_fork_server(*, transformers: bool) -> dict[str, str]:
     """Start the process from which ranks are forked; return its environment.
 
     Variables that are set later do not reach that process.
@@ -44,7 +44,7 @@ def import_once(*, transformers: bool) -> dict[str, str]:
     if transformers:
         # transformers reads a variable when it is imported, see shardwise.pytorch.build.
         stay_offline()
-    imported = [*IMPORTED_ONCE, *(OF_TRANSFORMERS if transformers else [])]
+    imported = [*PRELOADED_MODULES, *(TRANSFORMERS_MODULES if transformers else [])]
     multiprocessing.set_forkserver_preload([*imported, "shardwise.launch.fork_server"])
     # One by one: Python itself unblocks SIGTERM once its resource tracker runs.
     for start in (resource_tracker.ensure_running, forkserver.ensure_running):

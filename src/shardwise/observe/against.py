@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardwise.observe.rank.axes import named_by_axis
+from shardwise.observe.rank.axes import operation_along_axis
 from shardwise.observe.rank.summary import RankSummary
 from shardwise.observe.rank.units import ROOT, UnitTime
 from shardwise.step import comparison
@@ -27,7 +27,7 @@ class UnitTerms(NamedTuple):
     terms: list[Term]
 
 
-class Against(NamedTuple):
+class RankComparison(NamedTuple):
     """Predicted and measured times of one rank's step, and of each of its FSDP units.
 
     `units` is empty if prediction and trace have different numbers of units.
@@ -47,7 +47,7 @@ UNIT_TERMS = {
 }
 
 
-def against(predicted: Timeline, rank: RankSummary) -> Against:
+def compare_rank(predicted: Timeline, rank: RankSummary) -> RankComparison:
     """Compare a simulated step with the average profiled step of a rank, in nanoseconds per step.
 
     A term that is 0 in both is left out.
@@ -69,10 +69,10 @@ def against(predicted: Timeline, rank: RankSummary) -> Against:
             ("communication (exposed and hidden)", "communication_ns"),
         )
     ]
-    return Against([t for t in terms if t.first or t.second], _units(predicted, rank))
+    return RankComparison([t for t in terms if t.first or t.second], _unit_terms(predicted, rank))
 
 
-def _units(predicted: Timeline, rank: RankSummary) -> list[UnitTerms]:
+def _unit_terms(predicted: Timeline, rank: RankSummary) -> list[UnitTerms]:
     """Terms of each FSDP unit except the root, in nanoseconds per step, in forward order.
 
     Empty if prediction and trace have different numbers of units.
@@ -155,7 +155,7 @@ def traffic_terms(predicted: Sequence[CollectiveProfile], rank: RankSummary) -> 
     """
     expected: dict[str, tuple[int, int]] = {}
     for one in predicted:
-        name = named_by_axis(one.op.replace("_", "-"), one.group)
+        name = operation_along_axis(one.op.replace("_", "-"), one.group)
         calls, size = expected.get(name, (0, 0))
         expected[name] = (calls + one.calls, size + one.bytes)
     measured = {
@@ -170,7 +170,9 @@ def traffic_terms(predicted: Sequence[CollectiveProfile], rank: RankSummary) -> 
     return [term for pair in terms.values() for term in pair if term.second is not None]
 
 
-def side_by_side(predicted: Timeline, measured: Timeline, window: tuple[int, int]) -> list[Any]:
+def chrome_comparison(
+    predicted: Timeline, measured: Timeline, window: tuple[int, int]
+) -> list[Any]:
     """Chrome trace events of a simulated and a measured step, as processes 0 and 1."""
     return [
         *chrome_events(predicted, "simulated", 0),

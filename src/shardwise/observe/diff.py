@@ -27,7 +27,7 @@ StepPart = Literal["compute", "exposed_communication", "exposed_copies", IdleCau
 _DETAILS = re.compile(r"\(.*|\bvoid ")
 
 
-class Side(NamedTuple):
+class KernelTiming(NamedTuple):
     """One kernel, or the step itself, in one trace: median calls and nanoseconds per step.
 
     `spread_ns` is the noise of the nanoseconds between steps: two robust standard deviations.
@@ -44,8 +44,8 @@ class Difference(NamedTuple):
     name: str
     kind: str
     change: Change
-    before: Side
-    after: Side
+    before: KernelTiming
+    after: KernelTiming
 
     @property
     def delta_ns(self) -> float:
@@ -53,7 +53,7 @@ class Difference(NamedTuple):
         return self.after.step_ns - self.before.step_ns
 
 
-class Part(NamedTuple):
+class PartChange(NamedTuple):
     """A part of the average step in both traces; differences up to `noise_ns` are noise."""
 
     part: StepPart
@@ -78,9 +78,9 @@ class Diff(NamedTuple):
     `regressed` says whether the second step is longer, beyond noise and by at least 3%.
     """
 
-    before: Side
-    after: Side
-    parts: list[Part]
+    before: KernelTiming
+    after: KernelTiming
+    parts: list[PartChange]
     differences: list[Difference]
     regressed: bool
 
@@ -98,9 +98,11 @@ def short_name(text: str) -> str:
 def compare(before: RankSummary, after: RankSummary) -> Diff:
     """Compare two rank summaries that were read with their timelines."""
     one, other = _by_name(before), _by_name(after)
-    steps = [_side([(1, s.window_ns) for s in r.steps or [r.full_trace]]) for r in (before, after)]
+    steps = [
+        _timing_of([(1, s.window_ns) for s in r.steps or [r.full_trace]]) for r in (before, after)
+    ]
     smallest = MIN_CHANGE * max(side.step_ns for side in steps)
-    absent = Side(0.0, 0.0, 0.0)
+    absent = KernelTiming(0.0, 0.0, 0.0)
     differences = []
     for name, kind in sorted({*one, *other}):
         was, now = one.get((name, kind), absent), other.get((name, kind), absent)
@@ -109,11 +111,11 @@ def compare(before: RankSummary, after: RankSummary) -> Diff:
     differences.sort(key=lambda d: -abs(d.delta_ns))
     longer = steps[1].step_ns - steps[0].step_ns
     noise = max(*(side.spread_ns for side in steps), REGRESSION * steps[0].step_ns)
-    parts = _parts(before, after, smallest)
+    parts = _part_changes(before, after, smallest)
     return Diff(steps[0], steps[1], parts, differences, longer > noise)
 
 
-def _parts(before: RankSummary, after: RankSummary, smallest: float) -> list[Part]:
+def _part_changes(before: RankSummary, after: RankSummary, smallest: float) -> list[PartChange]:
     """Each part of the step before and after, the largest difference first.
 
     Differences below `smallest` nanoseconds always count as noise.
@@ -127,21 +129,23 @@ def _parts(before: RankSummary, after: RankSummary, smallest: float) -> list[Par
     for part, field in fields.items():
         was, now = (rank.per_step(getattr(rank.profiled, field)) for rank in (before, after))
         noise = max(smallest, _spread(before, field), _spread(after, field))
-        parts.append(Part(part, was, now, noise))
+        parts.append(PartChange(part, was, now, noise))
     # Idle time by cause is not known per step: use the noise of all idle time.
     noise = max(smallest, _spread(before, "idle_ns"), _spread(after, "idle_ns"))
     for cause, field in IDLE_FIELDS.items():
         was, now = (rank.per_step(getattr(rank.host.idle, field)) for rank in (before, after))
-        parts.append(Part(cause, was, now, noise))
+        parts.append(PartChange(cause, was, now, noise))
     return sorted(parts, key=lambda part: -abs(part.delta_ns))
 
 
 def _spread(rank: RankSummary, field: str) -> float:
     """Noise between steps of a `Breakdown` field, in nanoseconds; 0 if there is only one step."""
-    return _side([(1, getattr(step, field)) for step in rank.steps or [rank.full_trace]]).spread_ns
+    return _timing_of(
+        [(1, getattr(step, field)) for step in rank.steps or [rank.full_trace]]
+    ).spread_ns
 
 
-def _change(was: Side, now: Side, noise: float) -> Change:
+def _change(was: KernelTiming, now: KernelTiming, noise: float) -> Change:
     """How a kernel changed; a difference of at most `noise` nanoseconds is "same"."""
     if not was.calls:
         return "added"
@@ -152,16 +156,16 @@ def _change(was: Side, now: Side, noise: float) -> Change:
     return "slower" if now.step_ns > was.step_ns else "faster"
 
 
-def _side(steps: list[tuple[float, float]]) -> Side:
+def _timing_of(steps: list[tuple[float, float]]) -> KernelTiming:
     """Median calls and nanoseconds of steps, and their spread; `steps` has a pair per step."""
     calls, times = zip(*steps, strict=True)
     typical = median(times)
     # Two standard deviations, estimated from the median distance: robust to one slow step.
     spread = 2 * 1.4826 * median(abs(time - typical) for time in times)
-    return Side(median(calls), typical, spread)
+    return KernelTiming(median(calls), typical, spread)
 
 
-def _by_name(rank: RankSummary) -> dict[tuple[str, str], Side]:
+def _by_name(rank: RankSummary) -> dict[tuple[str, str], KernelTiming]:
     """Calls and nanoseconds per step of each kernel of a rank, by short name and kind."""
     timeline = rank.timeline
     assert timeline is not None  # summarise(..., timelines=True)
@@ -178,4 +182,4 @@ def _by_name(rank: RankSummary) -> dict[tuple[str, str], Side]:
             sums[key] = (calls + 1, total + int(durations[row]))
         for key, (calls, total) in sums.items():
             steps.setdefault(key, [(0.0, 0.0)] * len(windows))[number] = (calls, total)
-    return {key: _side(values) for key, values in steps.items()}
+    return {key: _timing_of(values) for key, values in steps.items()}

@@ -41,10 +41,10 @@ def with_measured(run: RunSpec, measured: Sequence[str | float | Path]) -> RunSp
 def _observation(run: RunSpec, measured: str | float | Path) -> Observation:
     """Read one item of `measured`: a step time, or the folder of a measured run."""
     if isinstance(measured, int | float):
-        return _own(run, float(measured))
+        return _own_observation(run, float(measured))
     found = _SECONDS.fullmatch(str(measured).strip().lower())
     if found:
-        return _own(run, float(found[1]) * (1e-3 if found[2] == "ms" else 1.0))
+        return _own_observation(run, float(found[1]) * (1e-3 if found[2] == "ms" else 1.0))
     folder = Path(measured)
     if not (folder / "run.toml").is_file():
         raise SpecError(
@@ -54,7 +54,7 @@ def _observation(run: RunSpec, measured: str | float | Path) -> Observation:
     return read_observation(folder)
 
 
-def _own(run: RunSpec, step_s: float) -> Observation:
+def _own_observation(run: RunSpec, step_s: float) -> Observation:
     """An observation that a step of `run` itself takes `step_s` seconds."""
     if not 1e-6 < step_s < 1e6:
         raise SpecError(f"measured: a step of {step_s:g} s is none; write it like 3.2s")

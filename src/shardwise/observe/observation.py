@@ -19,7 +19,7 @@ from shardwise.units.load import job_units
 from shardwise.units.unit import ModelUnits
 
 
-class Parts(NamedTuple):
+class StepSeconds(NamedTuple):
     """Predicted seconds of one step: in total, of compute, and of exposed communication.
 
     Compute includes copies and the optimizer.
@@ -42,7 +42,7 @@ class Observation(NamedTuple):
     compute_s: float | None
     exposed_s: float | None
 
-    def predict(self, k: Coefficients, cluster: ClusterSpec) -> Parts:
+    def predict(self, k: Coefficients, cluster: ClusterSpec) -> StepSeconds:
         """Predict the seconds of a step on `cluster` with the coefficients `k`."""
         strategy, job = self.run.strategy, self.run.job
         hardware = hardware_of(cluster, strategy.param_dtype)
@@ -53,7 +53,7 @@ class Observation(NamedTuple):
         columns = Configurations.of([strategy])
         times = times_of(self.units, columns, hardware, k, job.optimizer)
         optimizer = float(times.optimizer_s[0])
-        return Parts(
+        return StepSeconds(
             float(times.step_s[0]),
             float(times.compute_s[0]) + float(times.copy_s[0]) + optimizer,
             float(times.exposed_communication_s[0]),
@@ -73,19 +73,19 @@ def read_observation(folder: Path) -> Observation:
             f"calibrate: {path} has no step time; train at least 8 steps with train.measure = true"
         ) from None
     compute = exposed = None
-    if (found := read_shares(folder)) is not None:
+    if (found := read_step_shares(folder)) is not None:
         compute, exposed = (share * step_s for share in found)
     return Observation(run, units_of(run), step_s, compute, exposed)
 
 
-def read_shares(folder: Path) -> tuple[float, float] | None:
+def read_step_shares(folder: Path) -> tuple[float, float] | None:
     """Shares of a step outside and inside exposed communication; None without a trace.
 
-    See `shares`; the traces are those of the last profiled window of the run in `folder`.
+    See `step_shares`; the traces are those of the last profiled window of the run in `folder`.
     """
     windows = profiled_windows(folder / TRACES)
     files = traces_in(windows[-1]) if windows else []
-    return shares(summarise(files)) if files else None
+    return step_shares(summarise(files)) if files else None
 
 
 def units_of(run: RunSpec) -> ModelUnits:
@@ -95,7 +95,7 @@ def units_of(run: RunSpec) -> ModelUnits:
     return units.grouped(strategy.blocks_per_unit)
 
 
-def shares(summary: Summary) -> tuple[float, float]:
+def step_shares(summary: Summary) -> tuple[float, float]:
     """Shares of a step outside and inside exposed communication, means over ranks.
 
     The first counts idle time and exposed copies as compute.

@@ -16,7 +16,7 @@ from shardwise.observe.file.trace import Ints
 from shardwise.observe.rank.calls import Calls
 
 
-class Joined(NamedTuple):
+class JoinedCollectives(NamedTuple):
     """Calls of collectives seen by at least two ranks, grouped by collective.
 
     Columns have a value per call; `offset_ns` and `unmatched` have one per rank.
@@ -46,7 +46,7 @@ class Joined(NamedTuple):
     @property
     def transfers_ns(self) -> Ints:
         """Transfer nanoseconds of each collective: its shortest duration over the ranks."""
-        shortest: Ints = np.minimum.reduceat(self.duration_ns, _first(self.collective))
+        shortest: Ints = np.minimum.reduceat(self.duration_ns, _first_rows(self.collective))
         return shortest
 
     @property
@@ -64,7 +64,7 @@ class Joined(NamedTuple):
         """Index of the rank that started each collective last, on a common clock."""
         start = self.start_ns + self.offset_ns[self.rank]
         order = np.lexsort((-self.rank, start, self.collective))
-        ends = np.append(_first(self.collective)[1:], len(order)) - 1
+        ends = np.append(_first_rows(self.collective)[1:], len(order)) - 1
         last: Ints = self.rank[order[ends]]
         return last
 
@@ -73,7 +73,7 @@ class Joined(NamedTuple):
 
         Collectives in which no rank waited do not count.
         """
-        longest = np.maximum.reduceat(self.duration_ns, _first(self.collective))
+        longest = np.maximum.reduceat(self.duration_ns, _first_rows(self.collective))
         waited = longest > self.transfers_ns
         return np.bincount(self.last_rank[waited], minlength=len(self.unmatched))
 
@@ -97,12 +97,12 @@ class Joined(NamedTuple):
         return columns
 
 
-def _first(collective: Ints) -> Ints:
+def _first_rows(collective: Ints) -> Ints:
     """Index of the first row of each collective."""
     return np.flatnonzero(np.diff(collective, prepend=-1))
 
 
-def join(ranks: Sequence[Calls]) -> Joined:
+def join_collectives(ranks: Sequence[Calls]) -> JoinedCollectives:
     """Match collectives across ranks: the n-th calls with the same key are one collective.
 
     All ranks of a group issue its collectives in the same order.
@@ -128,7 +128,9 @@ def join(ranks: Sequence[Calls]) -> Joined:
     renumbered = renumbered.reshape(-1).astype(np.int64)
     unmatched = np.bincount(rank[partners < 2], minlength=len(ranks)).tolist()
     offset = _offsets(renumbered, rank[order], end[order], len(ranks))
-    return Joined(renumbered, rank[order], call[order], start[order], end[order], offset, unmatched)
+    return JoinedCollectives(
+        renumbered, rank[order], call[order], start[order], end[order], offset, unmatched
+    )
 
 
 def _offsets(collective: Ints, rank: Ints, end: Ints, ranks: int) -> Ints:

@@ -114,7 +114,7 @@ def load_pickle(data: bytes, is_allowed: Callable[[str, str], bool] = _allow_not
     `is_allowed(module, name)` decides which names may occur; by default none, so that the result
     is plain data.
     """
-    _try_in_child(data)
+    _read_in_child(data)
     return _read(data, is_allowed)
 
 
@@ -139,7 +139,7 @@ def _read(data: bytes, is_allowed: Callable[[str, str], bool]) -> Any:
     return found
 
 
-def _try_in_child(data: bytes) -> None:
+def _read_in_child(data: bytes) -> None:
     """Read `data` in a child process with limits; raise UnsafePickleError if that fails."""
     memory = max(LEAST_MEMORY, MEMORY_PER_BYTE * len(data))
     seconds = int(LEAST_SECONDS + SECONDS_PER_BYTE * len(data))
@@ -150,7 +150,7 @@ def _try_in_child(data: bytes) -> None:
 
     try:
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        words = _words(memory, seconds)
+        words = _child_arguments(memory, seconds)
         with start_python(*words, stdin=subprocess.PIPE, **quiet) as child:
             try:
                 child.communicate(data, timeout=20 * seconds)
@@ -175,7 +175,7 @@ def _try_in_child(data: bytes) -> None:
         )
 
 
-def _words(memory: int, seconds: int) -> list[str]:
+def _child_arguments(memory: int, seconds: int) -> list[str]:
     """Arguments of a Python that runs this file and imports only the standard library."""
     return ["-I", "-S", __file__, str(memory), str(seconds)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardwise.observe.rank.summary import RankSummary, summarise_rank
-from shardwise.observe.ranks import Joined, join
+from shardwise.observe.ranks import JoinedCollectives, join_collectives
 from shardwise.observe.rules import Rules
 from shardwise.spec.record import SpecError
 
@@ -24,7 +24,7 @@ class Summary(NamedTuple):
     """
 
     ranks: list[RankSummary]
-    joined: Joined | None
+    joined: JoinedCollectives | None
 
 
 def summarise(
@@ -41,7 +41,7 @@ def summarise(
     """
     read = partial(_read, rules=rules, timeline=timelines, cache=cache)
     ranks, problems = [], []
-    for number, result in enumerate(_each(read, paths), 1):
+    for number, result in enumerate(_map_files(read, paths), 1):
         if isinstance(result, RankSummary):
             ranks.append(result)
         else:
@@ -50,9 +50,9 @@ def summarise(
             progress(number)
     if problems:
         raise SpecError(problems)
-    ranks.sort(key=_order)
+    ranks.sort(key=_sort_key)
     _check_ranks(ranks)
-    joined = join([rank.calls for rank in ranks]) if len(ranks) > 1 else None
+    joined = join_collectives([rank.calls for rank in ranks]) if len(ranks) > 1 else None
     return Summary(ranks, joined if joined is not None and joined.collectives else None)
 
 
@@ -66,7 +66,7 @@ def _read(
         return error.problems
 
 
-def _each(
+def _map_files(
     read: Callable[[Path], RankSummary | list[str]], paths: list[Path]
 ) -> Iterator[RankSummary | list[str]]:
     """Apply `read` to each path, in several processes if the files are large."""
@@ -92,7 +92,7 @@ def _size(path: Path) -> int:
         return 0  # reading it reports the problem
 
 
-def _order(rank: RankSummary) -> tuple[int, str]:
+def _sort_key(rank: RankSummary) -> tuple[int, str]:
     """Key that sorts ranks by number, then files without a rank by path."""
     return (rank.rank if rank.rank is not None else 2**31, str(rank.path))
 

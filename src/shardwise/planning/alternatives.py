@@ -20,7 +20,7 @@ from shardwise.predict.memory import predict_memory
 from shardwise.predict.rates import comparison_error
 from shardwise.spec.adapter import read_adapter
 from shardwise.spec.model import ModelSpec
-from shardwise.spec.optimizer import SMALLER, Optimizer
+from shardwise.spec.optimizer import SMALLER_VARIANTS, Optimizer
 from shardwise.spec.optimizer_sharding import STOCHASTIC
 from shardwise.spec.record import SpecError
 from shardwise.spec.states import offload_option, read_states
@@ -47,7 +47,7 @@ def alternatives(problem: Problem, space: Space, winner: Candidate | None) -> li
         *_with_smaller_states(problem, space, winner),
         *_with_bf16_states(problem, space, winner),
         *_with_adapters(problem, space, winner),
-        *_offloaded(problem, space, winner),
+        *_offload_alternative(problem, space, winner),
     ]
     if winner is not None:
         smaller = (1 - MIN_SAVED) * winner.needed_bytes
@@ -56,11 +56,11 @@ def alternatives(problem: Problem, space: Space, winner: Candidate | None) -> li
     return sorted(found, key=lambda one: -one.tokens_per_s)
 
 
-def same_with_smaller_states(
+def winner_with_smaller_states(
     problem: Problem, units: Units, space: Space, winner: Candidate
 ) -> Iterator[Alternative]:
     """The winner with smaller optimizer states, if states are its largest memory term."""
-    optimizer = _smaller(problem, space)
+    optimizer = _smaller_optimizer(problem, space)
     if optimizer is None or _largest_term(problem, units, winner) != "optimizer":
         return
     if not space.trains(optimizer, winner.strategy):
@@ -75,18 +75,18 @@ def _with_smaller_states(
     problem: Problem, space: Space, winner: Candidate | None
 ) -> Iterator[Alternative]:
     """The best configuration with smaller optimizer states, if one fits."""
-    optimizer = _smaller(problem, space)
+    optimizer = _smaller_optimizer(problem, space)
     if optimizer is None:
         return
     other = problem._replace(job=problem.job.but(optimizer=optimizer))
-    best = _best(other, space)
+    best = _best_candidate(other, space)
     if best is not None:
         yield _alternative("optimizer", optimizer, best, winner)
 
 
-def _smaller(problem: Problem, space: Space) -> Optimizer | None:
+def _smaller_optimizer(problem: Problem, space: Space) -> Optimizer | None:
     """The variant of the job's optimizer with smaller states; None if there is none."""
-    optimizer = SMALLER.get(problem.job.optimizer)
+    optimizer = SMALLER_VARIANTS.get(problem.job.optimizer)
     if optimizer is None or (space.has_optimizer and not space.has_optimizer(optimizer)):
         return None
     return optimizer
@@ -105,7 +105,7 @@ def _with_adapters(
         if within is None:
             continue
         model = problem.model.but(adapter=adapter)
-        best = _best(problem._replace(model=model, base=within[0]), within[1])
+        best = _best_candidate(problem._replace(model=model, base=within[0]), within[1])
         if best is not None:
             yield _alternative("adapter", text, best, winner)
 
@@ -121,12 +121,14 @@ def _with_bf16_states(
     if base.param_dtype != "bf16" or problem.job.optimizer not in STOCHASTIC:
         return
     within = problem._replace(base=base.but(**read_states("bf16+stochastic")))
-    best = _best(within, space)
+    best = _best_candidate(within, space)
     if best is not None:
         yield _alternative("states", "bf16+stochastic", best, winner)
 
 
-def _offloaded(problem: Problem, space: Space, winner: Candidate | None) -> Iterator[Alternative]:
+def _offload_alternative(
+    problem: Problem, space: Space, winner: Candidate | None
+) -> Iterator[Alternative]:
     """The fastest configuration with something in host memory, if one fits; none on CPUs.
 
     Of equally fast ones the first of OFFLOADS.
@@ -137,9 +139,9 @@ def _offloaded(problem: Problem, space: Space, winner: Candidate | None) -> Iter
     for offload in OFFLOADS:
         within = space.offloading(offload)
         # Whether the smallest fits is known soon.
-        if _best(problem, within.least_memory()) is None:
+        if _best_candidate(problem, within.least_memory()) is None:
             continue
-        best = _best(problem, within)
+        best = _best_candidate(problem, within)
         if best and (fastest is None or best.tokens_per_s > fastest[0].tokens_per_s):
             fastest = best, offload
     if fastest is None:
@@ -150,7 +152,7 @@ def _offloaded(problem: Problem, space: Space, winner: Candidate | None) -> Iter
     yield _alternative("offload", offload_option(offload), best, winner, float(host))
 
 
-def _best(problem: Problem, space: Space) -> Candidate | None:
+def _best_candidate(problem: Problem, space: Space) -> Candidate | None:
     """The choice of a quick search; None if no configuration fits or the input is invalid."""
     try:
         return Search(problem, space.quick()).run().best()

@@ -63,7 +63,7 @@ def estimate(
         >>> profile.memory.verdict, profile.time.step_s, profile.throughput.mfu
     """
     described = describe_run(model, cluster, strategy, run=run, **settings)
-    return estimate_run(corrected(described, measured))
+    return estimate_run(corrected_by_measured(described, measured))
 
 
 @keywords(PlanSettings)
@@ -194,7 +194,7 @@ def plan_run(
     described = _corrected_plan(described, run, measured)
     if run is not None and objective != "sequence":
         described = _with_batch_of(run, described)
-    problem, space = _searched(
+    problem, space = _problem_and_space(
         described,
         settings.get("loss"),
         offload,
@@ -223,7 +223,7 @@ def plan_run(
     return found, chosen
 
 
-def _searched(
+def _problem_and_space(
     run: RunSpec,
     loss: Loss | None,
     offload: bool | str,
@@ -253,7 +253,7 @@ def _searched(
     return Problem(run.model, run.cluster, run.job, base, along_rows), space
 
 
-def corrected(run: RunSpec, measured: Measured) -> RunSpec:
+def corrected_by_measured(run: RunSpec, measured: Measured) -> RunSpec:
     """The run with its cluster's step times corrected by measured steps; unchanged without any."""
     steps = [measured] if isinstance(measured, str | float | int | Path) else list(measured)
     if not steps:
@@ -278,7 +278,7 @@ def _corrected_plan(
                 "measured: name the run whose step it is: plan run.toml --measured 3.2s; or give "
                 "the folder of a run"
             )
-    cluster = corrected(base._replace(cluster=described.cluster), measured).cluster
+    cluster = corrected_by_measured(base._replace(cluster=described.cluster), measured).cluster
     return described._replace(cluster=cluster)
 
 
@@ -295,11 +295,11 @@ def _with_batch_of(run: str | Path | RunSpec, described: RunSpec) -> RunSpec:
     return described._replace(job=described.job.but(global_batch=tokens))
 
 
-def ways_for(run: RunSpec) -> list[Change]:
+def changes_to_fit_run(run: RunSpec) -> list[Change]:
     """List changes after which a run that does not fit would fit."""
     from shardwise.planning.problem import Problem, Units
     from shardwise.planning.space import Space
-    from shardwise.planning.ways import ways_to_fit
+    from shardwise.planning.ways import changes_to_fit
 
     problem = Problem(run.model, run.cluster, run.job, run.strategy)
-    return ways_to_fit(problem, run.strategy, Space(), Units(problem))
+    return changes_to_fit(problem, run.strategy, Space(), Units(problem))

@@ -112,7 +112,7 @@ def batches(
         )
     largest = min(math.ceil(wanted * (1 + tolerance)), LARGEST_MICRO_BATCH)
     sizes = micro_batches or range(job.example, largest + 1, job.example)
-    found = [_closest(size, wanted) for size in sizes]
+    found = [_closest_batch(size, wanted) for size in sizes]
     found = [batch for batch in found if batch.accumulate <= LARGEST_ACCUMULATION]
     closest = min(batch.deviation for batch in found)
     if closest > tolerance + 1e-9:
@@ -134,7 +134,7 @@ def is_round(size: int) -> bool:
     return odd in (1, 3)
 
 
-def _closest(size: int, wanted: float) -> Batch:
+def _closest_batch(size: int, wanted: float) -> Batch:
     """The batch of a micro-batch whose accumulation comes closest to `wanted` sequences."""
     steps = max(1, math.floor(wanted / size + 0.5))
     return Batch(size, steps, abs(size * steps / wanted - 1))
@@ -150,7 +150,7 @@ def neighbours(job: Job, cluster: ClusterSpec) -> tuple[int, ...]:
     return tuple(dict.fromkeys(tokens for tokens in near if tokens))
 
 
-def coarse(sizes: Sequence[Batch], asked: bool) -> list[Batch]:
+def coarse_batches(sizes: Sequence[Batch], asked: bool) -> list[Batch]:
     """A few batches to search first: two per doubling of the micro-batch, the closest and roundest.
 
     If a global batch was `asked` for, the batches closest to it are always included.
@@ -161,18 +161,18 @@ def coarse(sizes: Sequence[Batch], asked: bool) -> list[Batch]:
     for size in sizes:
         half_octave = int(2 * math.log2(size.micro_batch))
         other = best.get(half_octave)
-        if other is None or _rank(size) < _rank(other):
+        if other is None or _batch_rank(size) < _batch_rank(other):
             best[half_octave] = size
     return sorted(kept | set(best.values()))
 
 
-def between(sizes: Sequence[Batch], low: int, high: int, most: int) -> list[Batch]:
+def batches_between(sizes: Sequence[Batch], low: int, high: int, most: int) -> list[Batch]:
     """At most `most` batches with a micro-batch between `low` and `high`, the best rank first."""
     inside = [size for size in sizes if low < size.micro_batch < high]
-    return sorted(inside, key=_rank)[:most]
+    return sorted(inside, key=_batch_rank)[:most]
 
 
-def _rank(size: Batch) -> tuple[float, int, int]:
+def _batch_rank(size: Batch) -> tuple[float, int, int]:
     """Sort key of batches: close to the request, divisible by a high power of two, small."""
     power = size.micro_batch & -size.micro_batch
     return round(size.deviation, 2), -power, size.micro_batch

@@ -30,7 +30,7 @@ PART_OF_NODE = 2**40
 MEMORY_STEP = 0.05
 
 
-class Nearest(NamedTuple):
+class ClosestToFitting(NamedTuple):
     """The configuration of a layout that needs the least memory, in bytes per device."""
 
     strategy: Strategy
@@ -47,7 +47,7 @@ class Nearest(NamedTuple):
         return verdict(round(self.peak_bytes), device, pooled)
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """The outcome of a search: its priced rows, and which of them to recommend.
 
     `nearest` is the configuration with the least memory of each layout. `considered` and `fitting`
@@ -55,7 +55,7 @@ class Found(NamedTuple):
     """
 
     table: Table
-    nearest: dict[Layout, Nearest]
+    nearest: dict[Layout, ClosestToFitting]
     considered: int
     fitting: int
     limit_bytes: int
@@ -192,12 +192,12 @@ class Found(NamedTuple):
         each = (self.best(layout) for layout in self.table.layouts)
         return sorted((c for c in each if c), key=lambda c: -c.tokens_per_s)
 
-    def rejected(self) -> list[Nearest]:
+    def rejected(self) -> list[ClosestToFitting]:
         """For each layout that does not fit, its least memory configuration, the closest first."""
         misses = [n for n in self.nearest.values() if n.needed_bytes > self.limit_bytes]
         return sorted(misses, key=lambda n: n.needed_bytes)
 
-    def nearest_of(self, kind: Kind) -> Nearest | None:
+    def closest_of_kind(self, kind: Kind) -> ClosestToFitting | None:
         """The configuration of a kind that needs the least memory; None if none was priced."""
         found = [n for n in self.nearest.values() if n.layout.kind == kind]
         return min(found, key=lambda n: n.needed_bytes) if found else None

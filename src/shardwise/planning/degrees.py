@@ -10,7 +10,7 @@ from collections import Counter
 
 import numpy as np
 
-from shardwise.planning.layout import WHOLE, Degrees
+from shardwise.planning.layout import UNDIVIDED, Degrees
 from shardwise.planning.problem import Problem
 from shardwise.planning.space import Space
 from shardwise.predict.configurations import Configurations
@@ -33,22 +33,22 @@ LONG_SEQUENCE = 2**14
 def degrees(problem: Problem, space: Space) -> list[Degrees]:
     """Every pair of tensor and context degrees possible for cluster and model, the smallest first.
 
-    Degrees are powers of two, and a tensor group stays inside a node. Only WHOLE for a model with
-    an adapter, or one that is not a ModelSpec.
+    Degrees are powers of two, and a tensor group stays inside a node. Only UNDIVIDED for a
+    model with an adapter, or one that is not a ModelSpec.
     """
     cluster, model = problem.cluster, problem.model
     if not isinstance(model, ModelSpec) or model.adapter is not None:
-        return [WHOLE]
+        return [UNDIVIDED]
     found = []
     for tensor in _powers(cluster.devices_per_node):
         for context in _powers(cluster.devices // tensor):
             few = (model.heads // tensor) % context > 0
             ring = context > 1 and (few or problem.base.context_method == "ring")
             pair = Degrees(tensor, context, ring)
-            wanted = pair == WHOLE or space.divides(tensor, context)
+            wanted = pair == UNDIVIDED or space.divides(tensor, context)
             if _through_host(pair, problem) and (space.tensor, space.context) == (None, None):
                 wanted = False
-            if wanted and (pair == WHOLE or _possible(pair, problem, model)):
+            if wanted and (pair == UNDIVIDED or _is_possible(pair, problem, model)):
                 found.append(pair)
     return sorted(found, key=lambda pair: (pair.inner, pair.context))
 
@@ -67,7 +67,7 @@ def _through_host(pair: Degrees, problem: Problem) -> bool:
     return not problem.cluster.device.p2p and (pair.tensor > 1 or (pair.context > 1 and short))
 
 
-def _possible(pair: Degrees, problem: Problem, model: ModelSpec) -> bool:
+def _is_possible(pair: Degrees, problem: Problem, model: ModelSpec) -> bool:
     """Whether a pair divides the cluster's devices, the sequence and the model."""
     seq_len, cluster = problem.job.seq_len, problem.cluster
     if cluster.devices % pair.inner or (pair.context > 1 and seq_len < LEAST_TOKENS * pair.inner):

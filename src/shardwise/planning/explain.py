@@ -15,7 +15,7 @@ from shardwise.planning.batches import (
     distance,
     usual_sizes,
 )
-from shardwise.planning.choice import Found, group_rank
+from shardwise.planning.choice import SearchResult, group_rank
 from shardwise.planning.degrees import of_groups
 from shardwise.planning.layout import Layout
 from shardwise.planning.limits import Limits, crossover, link_crossover
@@ -51,18 +51,18 @@ from shardwise.planning.reasons.settings import (
 from shardwise.planning.rows import Candidate, complexity
 from shardwise.planning.search import Search
 from shardwise.predict.configurations import Configurations, Floats
-from shardwise.predict.program.events import INSIDE
+from shardwise.predict.program.events import INNER_AXES
 from shardwise.predict.program.sizes import Sizes
 from shardwise.predict.rates import comparison_error
 from shardwise.spec.strategy import Strategy
 
 # Settings named when two configurations are compared, besides their layout; and usual values.
-SETTINGS: tuple[Setting, ...] = (
+COMPARED_SETTINGS: tuple[Setting, ...] = (
     *("recompute", "micro_batch"),
     *("prefetch", "forward_prefetch", "blocks_per_unit", "grad_sync", "reshard_after_forward"),
     "loss",
 )
-USUAL: dict[Setting, int] = {"prefetch": 1, "forward_prefetch": 0, "blocks_per_unit": 1}
+USUAL_SETTINGS: dict[Setting, int] = {"prefetch": 1, "forward_prefetch": 0, "blocks_per_unit": 1}
 # Padding below this share is not reported.
 MIN_PADDING = 0.05
 # Saved memory below this share of the usable memory is not reported.
@@ -75,7 +75,7 @@ MIN_MICRO_BATCH_GAIN = 0.005
 
 def reasons(
     search: Search,
-    found: Found,
+    found: SearchResult,
     winner: Candidate,
     by_speed: bool = True,
     crossovers: bool = True,
@@ -87,32 +87,34 @@ def reasons(
     which the layout would change; finding them takes a third of a plan's time.
     """
     problem, units = search.problem, search.units
-    layout = list(_layout(search, found, winner, by_speed))
+    layout = list(_layout_reasons(search, found, winner, by_speed))
     if not by_speed:
-        layout = [_lost_to_objective(reason) for reason in layout]
+        layout = [_decided_by_objective(reason) for reason in layout]
     return [
         *layout,
         *(_crossovers(search, winner) if by_speed and crossovers else ()),
-        _recompute(problem, units, found, winner),
-        *_loss(problem, units, found, winner),
+        _recompute_reason(problem, units, found, winner),
+        *_loss_reasons(problem, units, found, winner),
         *_split_root(problem, units, found, winner),
-        *_batch(search, winner),
+        *_batch_reasons(search, winner),
     ]
 
 
-def _lost_to_objective(reason: Reason) -> Reason:
+def _decided_by_objective(reason: Reason) -> Reason:
     """The reason, with the objective as what decided against a faster layout."""
     if isinstance(reason, Compared) and reason.decided_by is not None:
         return replace(reason, decided_by="objective")
     return reason
 
 
-def relative(other: Candidate, winner: Candidate) -> float:
+def relative_throughput(other: Candidate, winner: Candidate) -> float:
     """Throughput of another candidate relative to the winner: -0.1 is 10 % slower."""
     return other.tokens_per_s / winner.tokens_per_s - 1
 
 
-def _layout(search: Search, found: Found, winner: Candidate, by_speed: bool) -> Iterator[Reason]:
+def _layout_reasons(
+    search: Search, found: SearchResult, winner: Candidate, by_speed: bool
+) -> Iterator[Reason]:
     """Reasons for the winner's layout, compared with other kinds, degrees and groups."""
     layout = winner.layout
     if layout.kind == "single":
@@ -124,24 +126,24 @@ def _layout(search: Search, found: Found, winner: Candidate, by_speed: bool) -> 
         yield StatesFit(state_bytes=float(sizes.state_bytes[0]))
         sharded = [c for c in found.layouts() if c.strategy.sharded]
         if sharded:
-            yield _compared(search, found, "sharded", sharded[0], winner)
+            yield _comparison_with(search, found, "sharded", sharded[0], winner)
         return
     if layout.is_divided:
-        yield from _divided(search, found, winner, by_speed)
+        yield from _division_reasons(search, found, winner, by_speed)
     if layout.mesh.states * layout.mesh.replicate == 1:
         return  # one copy of the data: all kinds are the same
     replicated = layout.mesh._replace(replicate=layout.mesh.data_parallel, shard=1)
-    yield from _rival(search, found, winner, Layout("ddp", replicated), "replicated")
+    yield from _compare_layout(search, found, winner, Layout("ddp", replicated), "replicated")
     if layout.kind == "zero3":
-        yield from _rival(search, found, winner, layout.as_kind("zero2"), "gathered once")
+        yield from _compare_layout(search, found, winner, layout.as_kind("zero2"), "gathered once")
     else:
         rival = found.best(layout.as_kind("zero3"))
         if rival is not None:
-            yield _compared(search, found, "gathered twice", rival, winner)
-    yield from _groups(search, found, winner, by_speed)
+            yield _comparison_with(search, found, "gathered twice", rival, winner)
+    yield from _group_reasons(search, found, winner, by_speed)
     divided = [c for c in found.layouts() if c.layout.is_divided]
     if divided and not layout.is_divided:
-        yield _compared(search, found, "divided", divided[0], winner)
+        yield _comparison_with(search, found, "divided", divided[0], winner)
     yield from padding(search, winner.strategy)
 
 
@@ -151,7 +153,9 @@ def _same_degrees(one: Candidate, other: Candidate) -> bool:
     return (first.tensor, first.context) == (second.tensor, second.context)
 
 
-def _divided(search: Search, found: Found, winner: Candidate, by_speed: bool) -> Iterator[Reason]:
+def _division_reasons(
+    search: Search, found: SearchResult, winner: Candidate, by_speed: bool
+) -> Iterator[Reason]:
     """Why the winner uses tensor or context parallelism, and the best other degrees."""
     strategy, problem = winner.strategy, search.problem
     undivided = next((c for c in found.layouts() if not c.layout.is_divided), None)
@@ -159,39 +163,41 @@ def _divided(search: Search, found: Found, winner: Candidate, by_speed: bool) ->
     cluster = problem.cluster
     priced = steps(search.units.of(strategy), Configurations.of([strategy]), problem)
     times_found = times(priced, cluster, strategy.param_dtype)
-    spans = {axis: getattr(strategy, axis) * strategy.stride(axis) for axis in INSIDE}
+    spans = {axis: getattr(strategy, axis) * strategy.stride(axis) for axis in INNER_AXES}
     yield Divided(
         strategy=strategy,
         usable_bytes=found.limit_bytes,
         sequences=None if nearest else problem.job.sequences / cluster.devices,
         undivided=undivided.strategy if undivided else None,
-        throughput=relative(undivided, winner) if undivided else 0.0,
+        throughput=relative_throughput(undivided, winner) if undivided else 0.0,
         lacks_headroom=undivided is not None
         and found.is_tight(undivided)
         and not found.is_tight(winner),
         needed_undivided_bytes=min(nearest) if nearest and not undivided else None,
-        tensor_share=_share(times_found.tensor_s, winner) if strategy.tensor > 1 else None,
-        context_share=_share(times_found.context_s, winner) if strategy.context > 1 else None,
-        across_nodes=tuple(axis for axis in INSIDE if spans[axis] > cluster.devices_per_node),
+        tensor_share=_share_of_step(times_found.tensor_s, winner) if strategy.tensor > 1 else None,
+        context_share=_share_of_step(times_found.context_s, winner)
+        if strategy.context > 1
+        else None,
+        across_nodes=tuple(axis for axis in INNER_AXES if spans[axis] > cluster.devices_per_node),
     )
     others = [c for c in found.layouts() if c.layout.is_divided and not _same_degrees(c, winner)]
     roomy = [c for c in others if found.is_tight(winner) or not found.is_tight(c)]
     if others:
-        yield _compared(search, found, "divided otherwise", (roomy or others)[0], winner)
+        yield _comparison_with(search, found, "divided otherwise", (roomy or others)[0], winner)
 
 
-def _share(seconds: Floats, winner: Candidate) -> float:
+def _share_of_step(seconds: Floats, winner: Candidate) -> float:
     """Seconds as a share of the winner's step."""
     return float(seconds[0]) / winner.step_s
 
 
-def _rival(
-    search: Search, found: Found, winner: Candidate, layout: Layout, difference: Difference
+def _compare_layout(
+    search: Search, found: SearchResult, winner: Candidate, layout: Layout, difference: Difference
 ) -> Iterator[Reason]:
     """How another layout compares with the winner, or that this layout does not fit."""
     best, nearest = found.best(layout), found.nearest.get(layout)
     if best is not None:
-        yield _compared(search, found, difference, best, winner)
+        yield _comparison_with(search, found, difference, best, winner)
     elif nearest is not None and nearest.needed_bytes > found.limit_bytes:
         yield DoesNotFit(
             strategy=nearest.strategy,
@@ -201,15 +207,17 @@ def _rival(
         )
 
 
-def _compared(
-    search: Search, found: Found, difference: Difference, other: Candidate, winner: Candidate
+def _comparison_with(
+    search: Search, found: SearchResult, difference: Difference, other: Candidate, winner: Candidate
 ) -> Compared:
     """Another layout compared with the winner: speed, settings that differ, and what decided."""
-    throughput = relative(other, winner)
-    own = {name: getattr(winner.strategy, name) for name in SETTINGS}
-    differing = tuple(n for n in SETTINGS if getattr(other.strategy, n) != own[n])
+    throughput = relative_throughput(other, winner)
+    own = {name: getattr(winner.strategy, name) for name in COMPARED_SETTINGS}
+    differing = tuple(n for n in COMPARED_SETTINGS if getattr(other.strategy, n) != own[n])
     unusual = {
-        n: USUAL[n] for n in differing if n in USUAL and getattr(other.strategy, n) != USUAL[n]
+        n: USUAL_SETTINGS[n]
+        for n in differing
+        if n in USUAL_SETTINGS and getattr(other.strategy, n) != USUAL_SETTINGS[n]
     }
     needs = False
     if unusual and throughput < 0:
@@ -234,7 +242,9 @@ def _compared(
     )
 
 
-def _decided_by(search: Search, found: Found, other: Candidate, winner: Candidate) -> DecidedBy:
+def _decided_by(
+    search: Search, found: SearchResult, other: Candidate, winner: Candidate
+) -> DecidedBy:
     """Which part of the choice rule decided against `other`, which is faster than the winner."""
     sequences = [c.strategy.micro_batch * c.strategy.accumulate for c in (other, winner)]
     groups = np.asarray([c.strategy.data_parallel for c in (other, winner)])
@@ -259,7 +269,9 @@ def _decided_by(search: Search, found: Found, other: Candidate, winner: Candidat
     return "memory"
 
 
-def _groups(search: Search, found: Found, winner: Candidate, by_speed: bool) -> Iterator[Reason]:
+def _group_reasons(
+    search: Search, found: SearchResult, winner: Candidate, by_speed: bool
+) -> Iterator[Reason]:
     """Why states are sharded over groups or over all devices; nothing on a single node."""
     layout, cluster = winner.layout, search.problem.cluster
     if cluster.nodes == 1 or cluster.network is None:
@@ -268,16 +280,18 @@ def _groups(search: Search, found: Found, winner: Candidate, by_speed: bool) -> 
     if winner.strategy.hybrid:
         flat = [c for c in alike if c.strategy.sharded and not c.strategy.hybrid]
         if flat:
-            yield _compared(search, found, "over all devices", flat[0], winner)
+            yield _comparison_with(search, found, "over all devices", flat[0], winner)
         else:
-            yield from _rival(search, found, winner, layout.over_all_devices(), "over all devices")
+            yield from _compare_layout(
+                search, found, winner, layout.over_all_devices(), "over all devices"
+            )
     else:
         rivals = [c for c in alike if c.strategy.hybrid]
         # Groups of one node differ most from sharding over all devices.
         node = cluster.devices_per_node
         smallest = min(rivals, key=lambda c: group_rank(c.layout, node), default=None)
         if smallest is not None:
-            yield _compared(search, found, "in groups", smallest, winner)
+            yield _comparison_with(search, found, "in groups", smallest, winner)
 
 
 def _crossovers(search: Search, winner: Candidate) -> Iterator[Reason]:
@@ -292,13 +306,13 @@ def _crossovers(search: Search, winner: Candidate) -> Iterator[Reason]:
         turn = crossover(search, winner)
         if turn is not None:
             yield NetworkCrossover(
-                network=_rounded(cluster.network * turn.factor),
+                network=_round_rate(cluster.network * turn.factor),
                 direction="above" if winner.strategy.hybrid else "below",
                 layout=turn.choice.layout,
             )
 
 
-def _rounded(rate: float) -> float:
+def _round_rate(rate: float) -> float:
     """A rate in bytes/s, rounded to two digits in bits/s: the precision of a crossover."""
     return float(f"{rate * 8:.2g}") / 8
 
@@ -315,7 +329,9 @@ def padding(search: Search, strategy: Strategy) -> Iterator[Reason]:
         yield Padding(devices=devices, share=share)
 
 
-def _recompute(problem: Problem, units: Units, found: Found, winner: Candidate) -> Reason:
+def _recompute_reason(
+    problem: Problem, units: Units, found: SearchResult, winner: Candidate
+) -> Reason:
     """Why the winner recomputes and what that costs, or that it does not."""
     strategy = winner.strategy
     if strategy.recompute == "none":
@@ -330,7 +346,9 @@ def _recompute(problem: Problem, units: Units, found: Found, winner: Candidate) 
     )
 
 
-def _loss(problem: Problem, units: Units, found: Found, winner: Candidate) -> Iterator[Reason]:
+def _loss_reasons(
+    problem: Problem, units: Units, found: SearchResult, winner: Candidate
+) -> Iterator[Reason]:
     """The memory that a chunked or fused loss saves, if the winner has one."""
     strategy = winner.strategy
     if strategy.loss == "plain" or not units.can_chunk:
@@ -348,7 +366,7 @@ def _loss(problem: Problem, units: Units, found: Found, winner: Candidate) -> It
 
 
 def _split_root(
-    problem: Problem, units: Units, found: Found, winner: Candidate
+    problem: Problem, units: Units, found: SearchResult, winner: Candidate
 ) -> Iterator[Reason]:
     """The memory saved by embedding and head as separate units, if it is worth reporting."""
     if winner.strategy.split_root:
@@ -358,7 +376,7 @@ def _split_root(
             yield RootSplit(saved_bytes=saved)
 
 
-def _batch(search: Search, winner: Candidate) -> Iterator[Reason]:
+def _batch_reasons(search: Search, winner: Candidate) -> Iterator[Reason]:
     """Reasons for the batch: its factors, the gain of the micro-batch, and limits."""
     problem, units = search.problem, search.units
     strategy, job = winner.strategy, problem.job
@@ -410,7 +428,7 @@ def limit_reasons(problem: Problem, winner: Candidate, limits: Limits) -> list[R
             inner_link=here if problem.cluster.nodes > 1 else "",
             twice_link=limits.twice_link,
             with_network=planned.strategy if planned else None,
-            planned_again=relative(planned, winner) if planned else 0.0,
+            planned_again=relative_throughput(planned, winner) if planned else 0.0,
             waiting_without_latency=latency,
             more_memory=limits.more_memory,
             with_memory=changed.strategy if changed and changed != winner else None,

@@ -42,7 +42,7 @@ class Degrees(NamedTuple):
         }
 
 
-WHOLE = Degrees()
+UNDIVIDED = Degrees()
 
 
 class Layout(NamedTuple):

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwise.planning.choice import VISIBLE, Found
+from shardwise.planning.choice import VISIBLE, SearchResult
 from shardwise.planning.layout import Degrees
 from shardwise.planning.price import scaled_network
-from shardwise.planning.problem import Problem, Units, Way, steps, times
+from shardwise.planning.problem import BandwidthField, Problem, Units, steps, times
 from shardwise.planning.rows import Candidate
 from shardwise.planning.search import WITH_MORE_MEMORY, Search
 from shardwise.predict.configurations import Configurations, Floats
@@ -57,7 +57,7 @@ class Limits(NamedTuple):
 def limits_of(
     search: Search,
     cluster: ClusterSpec,
-    found: Found,
+    found: SearchResult,
     winner: Candidate,
     plan_again: bool = True,
 ) -> Limits:
@@ -69,13 +69,13 @@ def limits_of(
     today, roomier = found.fastest(), found.fastest(memory=WITH_MORE_MEMORY)
     assert today is not None, "the winner fits"
     more_memory = roomier.tokens_per_s / today.tokens_per_s - 1 if roomier else 0.0
-    own = _Own(search.problem._replace(cluster=cluster), search.units, winner)
+    own = _WinnerTimes(search.problem._replace(cluster=cluster), search.units, winner)
     twice = twice_link = waiting = 0.0
     planned = slack = None
     latency = False
     if winner.strategy.devices > 1:
         twice = own.gain(2.0)
-        planned = _planned_again(search, cluster, winner, twice) if plan_again else None
+        planned = _plan_on_twice_network(search, cluster, winner, twice) if plan_again else None
         slack = own.slack()
         latency, waiting = own.without_latency()
     if cluster.nodes > 1 and cluster.devices_per_node > 1:
@@ -100,11 +100,11 @@ def limits_of(
     )
 
 
-def _planned_again(
+def _plan_on_twice_network(
     search: Search, cluster: ClusterSpec, winner: Candidate, own_gain: float
 ) -> Candidate | None:
     """The choice with twice the network; None if it is the winner or gains little more."""
-    ratio = 2.0 * _way(cluster) / _way(search.problem.cluster)
+    ratio = 2.0 * _slowest_bandwidth(cluster) / _slowest_bandwidth(search.problem.cluster)
     best = search.on_networks(np.asarray([ratio]))[0].best()
     if best is None or best.strategy == winner.strategy:
         return None
@@ -112,12 +112,12 @@ def _planned_again(
     return best if gain >= max(own_gain + VISIBLE, SLOWDOWN_THRESHOLD) else None
 
 
-def _way(cluster: ClusterSpec) -> float:
+def _slowest_bandwidth(cluster: ClusterSpec) -> float:
     """Bytes per second of the slowest connection between devices: the network, or the link."""
     return cluster.network or 0.0 if cluster.nodes > 1 else cluster.device.link_bandwidth
 
 
-class _Own:
+class _WinnerTimes:
     """Step times of the winner itself on other networks, without a new search."""
 
     def __init__(self, problem: Problem, units: Units, winner: Candidate) -> None:
@@ -125,13 +125,13 @@ class _Own:
         self.cluster, self.winner = problem.cluster, winner
         self.priced = steps(units.of(strategy), Configurations.of([strategy]), problem)
 
-    def _steps(self, networks: Floats, way: Way | None = None) -> Floats:
+    def _steps(self, networks: Floats, way: BandwidthField | None = None) -> Floats:
         """Seconds of the winner's step on networks these times as fast as the cluster's."""
         dtype = self.winner.strategy.param_dtype
         found: Floats = times(self.priced, self.cluster, dtype, networks, way).step_s[:, 0]
         return found
 
-    def gain(self, factor: float, way: Way | None = None) -> float:
+    def gain(self, factor: float, way: BandwidthField | None = None) -> float:
         """How much faster the winner's step is at `factor` times the bandwidth: 0.1 is 10 %.
 
         Never below 0. `way` names the bandwidth; None is the network's, or on a single node the
@@ -162,7 +162,7 @@ class _Own:
 def link_crossover(search: Search, winner: Candidate) -> Crossover | None:
     """The bandwidth inside a node below which other degrees would be chosen; None if not found."""
     powers = np.arange(1, 4 * MOST_DOUBLINGS + 1) / 4
-    factors = _two_to(-powers)
+    factors = _power_of_two(-powers)
     for factor, there in zip(factors, search.on_networks(factors, "link_bandwidth"), strict=True):
         best = there.best()
         if best is not None and Degrees.of(best.strategy) != Degrees.of(winner.strategy):
@@ -172,14 +172,16 @@ def link_crossover(search: Search, winner: Candidate) -> Crossover | None:
 
 # Two to the power of k / 32, by square roots and products: math libraries differ in the last bit of
 # a power, and answers must be equal on every machine, also in a browser.
-_ROOTS = np.cumprod([1.0, *(31 * [math.sqrt(math.sqrt(math.sqrt(math.sqrt(math.sqrt(2.0)))))])])
+_ROOTS_OF_TWO = np.cumprod(
+    [1.0, *(31 * [math.sqrt(math.sqrt(math.sqrt(math.sqrt(math.sqrt(2.0)))))])]
+)
 
 
-def _two_to(powers: Floats | float) -> Floats:
+def _power_of_two(powers: Floats | float) -> Floats:
     """Two to powers that are multiples of 1/32."""
     whole = np.floor(powers)
     parts = np.rint((powers - whole) * 32).astype(np.int64)
-    found: Floats = np.ldexp(_ROOTS[parts], whole.astype(np.int64))
+    found: Floats = np.ldexp(_ROOTS_OF_TWO[parts], whole.astype(np.int64))
     return found
 
 
@@ -202,7 +204,7 @@ def crossover(search: Search, winner: Candidate) -> Crossover | None:
 
     def first(powers: Floats) -> int | None:
         """Index of the first of these powers of two at which the choice changes; None if none."""
-        for index, there in enumerate(search.on_networks(_two_to(direction * powers))):
+        for index, there in enumerate(search.on_networks(_power_of_two(direction * powers))):
             best = there.best()
             if best is not None and best.strategy.hybrid != winner.strategy.hybrid:
                 return index
@@ -216,8 +218,8 @@ def crossover(search: Search, winner: Candidate) -> Crossover | None:
     assert nearest is not None, "the last of them is the one found before"
     high = float(fine[nearest])
     # Contenders have batches chosen for the cluster's network, so confirm with all rows.
-    beyond = scaled_network(cluster, float(_two_to(direction * (high + CONFIRMED_BEYOND))))
+    beyond = scaled_network(cluster, float(_power_of_two(direction * (high + CONFIRMED_BEYOND))))
     there = search.retimed(beyond).best()
     if there is None or there.strategy.hybrid == winner.strategy.hybrid:
         return None
-    return Crossover(float(_two_to(direction * high)), there)
+    return Crossover(float(_power_of_two(direction * high)), there)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwise.planning.alternatives import alternatives, same_with_smaller_states
+from shardwise.planning.alternatives import alternatives, winner_with_smaller_states
 from shardwise.planning.batches import UnevenBatchError
-from shardwise.planning.choice import Found, Nearest
+from shardwise.planning.choice import ClosestToFitting, SearchResult
 from shardwise.planning.explain import limit_reasons, padding, reasons
 from shardwise.planning.limits import Limits, limits_of
-from shardwise.planning.money import Budget, SizeChoice, Sized, by_size, choose_size
+from shardwise.planning.money import Budget, SizeChoice, SizedCandidate, by_size, choose_size
 from shardwise.planning.plan import Baseline, Objective, Plan
 from shardwise.planning.price import price_one
 from shardwise.planning.problem import Problem, Units
@@ -26,9 +26,9 @@ from shardwise.planning.rows import Candidate
 from shardwise.planning.search import Search
 from shardwise.planning.sequence import longest
 from shardwise.planning.space import Space
-from shardwise.planning.untried import untried
-from shardwise.planning.warnings import fewer_devices, is_uneven, left_out, warnings_of
-from shardwise.planning.ways import Change, ways_to_fit
+from shardwise.planning.untried import untried_parallelism
+from shardwise.planning.warnings import fewer_devices, is_uneven, left_out_warning, warnings_of
+from shardwise.planning.ways import Change, changes_to_fit
 from shardwise.predict.intervals import after_a_step, error_interval, is_fitted, regime_of
 from shardwise.predict.kernels import check_attention, check_products, coefficients_for
 from shardwise.predict.rates import (
@@ -52,7 +52,7 @@ MIN_REDUCE_GAIN = 0.01
 MIN_COMPILE_GAIN = 0.01
 
 
-def check(problem: Problem) -> None:
+def check_predictable(problem: Problem) -> None:
     """Raise SpecError if step times cannot be predicted: no network, no rates, no known peak."""
     cluster, dtype = problem.cluster, problem.base.param_dtype
     if cluster.nodes > 1 and cluster.network is None:
@@ -89,16 +89,16 @@ def make_plan(
     For the objective `sequence` the plan has its own sequence length, for `money` its own cluster.
     Without `in_full`, plans for other networks are left out; they take a third of the time.
     """
-    check(problem)
+    check_predictable(problem)
     budget = (budget or Budget()).with_list_price(problem.cluster, asked=objective == "money")
-    problem, aim, size_choice = _aimed(problem, objective, space, budget)
-    search, found, warnings = _searched(problem, space or Space())
+    problem, aim, size_choice = _apply_objective(problem, objective, space, budget)
+    search, found, warnings = _search(problem, space or Space())
     problem, units = search.problem, search.units
     winner = found.best()
     if objective == "memory" and winner is not None:
         winner, aim = _least_memory(found)
     size_choice = _with_winner(size_choice, winner, budget)
-    lacking = left_out(problem, units, search.space, winner)
+    lacking = left_out_warning(problem, units, search.space, winner)
     withheld = lacking is not None and not lacking.recommended
     winner = None if withheld else winner
     warnings = [
@@ -121,10 +121,10 @@ def make_plan(
         front=found.lower_memory(winner) if winner else [],
         why=reasons(search, found, winner, objective != "memory", in_full) if winner else [],
         limits=limits,
-        limits_why=_limits(problem, objective, winner, limits),
+        limits_why=_limit_reasons(problem, objective, winner, limits),
         tips=[] if withheld else _tips(search, found, winner, objective),
         warnings=warnings,
-        ways=[] if winner or withheld else _ways(search, found),
+        ways=[] if winner or withheld else _changes_to_fit(search, found),
         for_stack=search.space.for_stack,
         considered=found.considered,
         fitting=found.fitting,
@@ -147,11 +147,11 @@ def _with_winner(
     if choice is None or choice.chosen is None or winner is None:
         return choice
     chosen = choice.chosen
-    sizes = [Sized(s.cluster, winner) if s is chosen else s for s in choice.sizes]
+    sizes = [SizedCandidate(s.cluster, winner) if s is chosen else s for s in choice.sizes]
     return choose_size(sizes, budget, choice.all_devices, chosen.cluster.devices)
 
 
-def _aimed(
+def _apply_objective(
     problem: Problem, objective: Objective, space: Space | None, budget: Budget
 ) -> tuple[Problem, Reason | None, SizeChoice | None]:
     """The problem with the sequence length or cluster that the objective decides, and the reasons.
@@ -172,7 +172,7 @@ def _aimed(
     return problem, aim, size_choice
 
 
-def _searched(problem: Problem, space: Space) -> tuple[Search, Found, list[Reason]]:
+def _search(problem: Problem, space: Space) -> tuple[Search, SearchResult, list[Reason]]:
     """The search, its outcome, and warnings.
 
     If the batch divides only over fewer devices, there are two ways to keep the batch: all devices,
@@ -183,7 +183,7 @@ def _searched(problem: Problem, space: Space) -> tuple[Search, Found, list[Reaso
         return search, search.run(), []
     part = fewer_devices(problem, space)
     try:
-        found: Found | None = search.run()
+        found: SearchResult | None = search.run()
     except UnevenBatchError:
         if part is None:
             raise
@@ -204,7 +204,7 @@ def _searched(problem: Problem, space: Space) -> tuple[Search, Found, list[Reaso
     return on_fewer, there, [part[1]]
 
 
-def _least_memory(found: Found) -> tuple[Candidate, LeastMemory]:
+def _least_memory(found: SearchResult) -> tuple[Candidate, LeastMemory]:
     """The winner for the objective `memory`, and the reason.
 
     It needs the least memory of those with at least FAST_ENOUGH of the fastest throughput.
@@ -222,11 +222,11 @@ def _least_memory(found: Found) -> tuple[Candidate, LeastMemory]:
 
 
 def _baselines(
-    problem: Problem, units: Units, found: Found, current: Strategy | None
+    problem: Problem, units: Units, found: SearchResult, current: Strategy | None
 ) -> list[Baseline]:
     """Configurations to compare the plan with: the best DDP, and the current strategy if given."""
     baselines = []
-    nearest, device = found.nearest_of("ddp"), problem.cluster.device
+    nearest, device = found.closest_of_kind("ddp"), problem.cluster.device
     if nearest is not None:
         best = found.best(kind="ddp")
         shown = best or nearest
@@ -235,13 +235,13 @@ def _baselines(
     # A strategy for another number of devices cannot be compared.
     if current is not None and problem.base.devices == problem.cluster.devices:
         priced = price_one(problem, units, current)
-        judged = Nearest(current, priced.peak_bytes, priced.needed_bytes).verdict(device)
+        judged = ClosestToFitting(current, priced.peak_bytes, priced.needed_bytes).verdict(device)
         fits = priced if judged == "fits" else None
         baselines.append(Baseline("now", current, priced.needed_bytes, judged, fits))
     return baselines
 
 
-def _limits(
+def _limit_reasons(
     problem: Problem, objective: Objective, winner: Candidate | None, limits: Limits | None
 ) -> list[Reason]:
     """The reasons about limits: what binds the winner, unless the objective is not speed; slack."""
@@ -253,27 +253,27 @@ def _limits(
 
 
 def _tips(
-    search: Search, found: Found, winner: Candidate | None, objective: Objective
+    search: Search, found: SearchResult, winner: Candidate | None, objective: Objective
 ) -> list[Reason]:
     """Tips: faster or smaller options that the search does not choose; or how to make it fit."""
     problem, units = search.problem, search.units
     tips: list[Reason] = list(_risky_alternative(problem, found, winner))
     if winner is None:
-        return [*tips, *_helps(search, found, objective)]
+        return [*tips, *_tips_to_fit(search, found, objective)]
     if found.is_tight(winner):
         tips += alternatives(problem, search.space, winner)
     else:
-        tips += same_with_smaller_states(problem, units, search.space, winner)
+        tips += winner_with_smaller_states(problem, units, search.space, winner)
     strategy = winner.strategy
     if strategy.sharded and strategy.reduce_dtype == "fp32" and strategy.param_dtype != "fp32":
         low = price_one(problem, units, strategy.but(reduce_dtype=strategy.param_dtype))
         gain = low.tokens_per_s / winner.tokens_per_s - 1
         if gain > MIN_REDUCE_GAIN:
             tips.append(LowPrecisionReduce(dtype=strategy.param_dtype, gain=gain))
-    return [*tips, *_compiled(problem, units, winner), *untried(problem, winner)]
+    return [*tips, *_compile_tip(problem, units, winner), *untried_parallelism(problem, winner)]
 
 
-def _compiled(problem: Problem, units: Units, winner: Candidate) -> Iterator[Reason]:
+def _compile_tip(problem: Problem, units: Units, winner: Candidate) -> Iterator[Reason]:
     """The gain of torch.compile for the winner, if it is not compiled and gains enough."""
     if winner.strategy.compile or not isinstance(problem.model, ModelSpec):
         return
@@ -289,18 +289,18 @@ def _compiled(problem: Problem, units: Units, winner: Candidate) -> Iterator[Rea
         )
 
 
-def _helps(search: Search, found: Found, objective: Objective) -> list[Reason]:
+def _tips_to_fit(search: Search, found: SearchResult, objective: Objective) -> list[Reason]:
     """Tips for when no configuration fits: causes, and alternatives that fit."""
     problem = search.problem
     return [
         *_gradients_unsharded(problem, search.units, found),
         *_why_nothing_fits(search, found, objective),
         *alternatives(problem, search.space, None),
-        *untried(problem, None),
+        *untried_parallelism(problem, None),
     ]
 
 
-def _gradients_unsharded(problem: Problem, units: Units, found: Found) -> Iterator[Reason]:
+def _gradients_unsharded(problem: Problem, units: Units, found: SearchResult) -> Iterator[Reason]:
     """The memory that unsharded gradients cost the configuration closest to fitting, if any."""
     if not found.nearest:
         return
@@ -317,7 +317,9 @@ def _gradients_unsharded(problem: Problem, units: Units, found: Found) -> Iterat
     )
 
 
-def _why_nothing_fits(search: Search, found: Found, objective: Objective) -> Iterator[Reason]:
+def _why_nothing_fits(
+    search: Search, found: SearchResult, objective: Objective
+) -> Iterator[Reason]:
     """Padding of the configuration closest to fitting, and a shorter sequence that would fit."""
     if found.nearest:
         nearest = min(found.nearest.values(), key=lambda n: n.needed_bytes)
@@ -328,7 +330,7 @@ def _why_nothing_fits(search: Search, found: Found, objective: Objective) -> Ite
 
 
 def _risky_alternative(
-    problem: Problem, found: Found, winner: Candidate | None
+    problem: Problem, found: SearchResult, winner: Candidate | None
 ) -> Iterator[RiskyAlternative]:
     """The best configuration that fits if the allocator wastes as usual rather than the maximum.
 
@@ -348,9 +350,9 @@ def _risky_alternative(
         yield RiskyAlternative(strategy=risky.strategy, needed_bytes=risky.needed_bytes, gain=gain)
 
 
-def _ways(search: Search, found: Found) -> list[Change]:
+def _changes_to_fit(search: Search, found: SearchResult) -> list[Change]:
     """Changes of settings or devices that make the configuration closest to fitting fit."""
     if not found.nearest:
         return []
     nearest = min(found.nearest.values(), key=lambda n: n.needed_bytes)
-    return ways_to_fit(search.problem, nearest.strategy, search.space, search.units)
+    return changes_to_fit(search.problem, nearest.strategy, search.space, search.units)

@@ -119,7 +119,7 @@ class Budget(NamedTuple):
             device_hours=hours,
             money=None if price is None else hours * price,
             interval=self.interval(cluster),
-            failures=failures_share(cluster),
+            failures=failure_share(cluster),
         )
 
     def upper_s(self, tokens_per_s: float, cluster: ClusterSpec) -> float | None:
@@ -134,7 +134,7 @@ class Budget(NamedTuple):
         The step's error interval; the upper end includes failures.
         """
         low, high = error_interval(cluster, self.regime)
-        return low, (1 + high) / (1 - failures_share(cluster)) - 1
+        return low, (1 + high) / (1 - failure_share(cluster)) - 1
 
     def in_time(self, tokens_per_s: float) -> bool:
         """Whether training on the budget's tokens meets the deadline; true without a deadline."""
@@ -151,7 +151,7 @@ def list_price(cluster: ClusterSpec) -> ListPrice | None:
     return ListPrice(found.name, found.usd_per_gpu_hour, found.priced)
 
 
-def failures_share(cluster: ClusterSpec) -> float:
+def failure_share(cluster: ClusterSpec) -> float:
     """The share of training time that is allowed for failures and replayed steps, at most 0.5."""
     return min(0.5, FAILURES_PER_DEVICE * cluster.devices)
 
@@ -160,19 +160,19 @@ def read_price(text: str | float) -> Price:
     """Read a price per device-hour: `2.5`, or by device: `H100-SXM=2.5,A100-80GB=1.6`."""
     parts = [part.strip() for part in str(text).split(",") if part.strip()]
     if len(parts) == 1 and "=" not in parts[0]:
-        return _positive(parts[0], str(text))
+        return _positive_price(parts[0], str(text))
     prices = {}
     for part in parts:
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not (name and equals):
             raise _unreadable(str(text))
-        prices[name] = _positive(value, str(text))
+        prices[name] = _positive_price(value, str(text))
     if not prices:
         raise _unreadable(str(text))
     return prices
 
 
-def _positive(number: str, text: str) -> float:
+def _positive_price(number: str, text: str) -> float:
     """Read a price per GPU-hour, above 0 and below 1e12; SpecError if it is not one.
 
     `text` is the full input, which the error cites if `number` is no number.
@@ -211,7 +211,7 @@ def smaller_clusters(cluster: ClusterSpec) -> list[ClusterSpec]:
     return [*parts, *(cluster.but(nodes=count) for count in nodes), cluster]
 
 
-class Sized(NamedTuple):
+class SizedCandidate(NamedTuple):
     """The best configuration on a part of the cluster."""
 
     cluster: ClusterSpec
@@ -229,7 +229,7 @@ class Sized(NamedTuple):
         return math.log(self.cost) - worth * math.log(self.candidate.tokens_per_s)
 
 
-def by_size(problem: Problem, space: Space | None = None) -> list[Sized]:
+def by_size(problem: Problem, space: Space | None = None) -> list[SizedCandidate]:
     """The best configuration of a coarse search on each part of the cluster where one fits."""
     found = []
     coarse = (space or Space()).coarse()
@@ -239,7 +239,7 @@ def by_size(problem: Problem, space: Space | None = None) -> list[Sized]:
         except SpecError:  # fewer sequences per step than devices
             continue
         if best is not None:
-            found.append(Sized(cluster, best))
+            found.append(SizedCandidate(cluster, best))
     return found
 
 
@@ -249,14 +249,14 @@ SizeReason = Literal["no configuration fits", "none in time", "cheapest", "faste
 class SizeChoice(NamedTuple):
     """The number of devices to train on, and how its cost compares with other sizes."""
 
-    sizes: list[Sized]
+    sizes: list[SizedCandidate]
     all_devices: int
     reason: SizeReason
     # None if no configuration fits or no size meets the deadline.
-    chosen: Sized | None
+    chosen: SizedCandidate | None
     # The least cost of the sizes that meet the deadline, and of all sizes.
-    cheapest_in_time: Sized | None
-    cheapest: Sized | None
+    cheapest_in_time: SizedCandidate | None
+    cheapest: SizedCandidate | None
 
     @property
     def deadline_costs(self) -> bool:
@@ -285,7 +285,7 @@ class SizeChoice(NamedTuple):
 
 
 def choose_size(
-    sizes: list[Sized], budget: Budget, all_devices: int, devices: int | None = None
+    sizes: list[SizedCandidate], budget: Budget, all_devices: int, devices: int | None = None
 ) -> SizeChoice:
     """Choose the cheapest size that meets the deadline; halving the time may cost HALF_THE_TIME.
 
@@ -304,7 +304,7 @@ def choose_size(
     return SizeChoice(sizes, all_devices, reason, chosen, least, cheapest)
 
 
-def _cost(size: Sized) -> float:
+def _cost(size: SizedCandidate) -> float:
     """Device-seconds per token."""
     return size.cost
 

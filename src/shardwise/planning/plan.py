@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from shardwise.planning.choice import Nearest
+from shardwise.planning.choice import ClosestToFitting
 from shardwise.planning.limits import Limits
 from shardwise.planning.money import Budget, Cost, SizeChoice
 from shardwise.planning.price import mfu_of
@@ -49,7 +49,7 @@ class Plan(NamedTuple):
     # The best of each layout, the fastest first.
     layouts: list[Candidate]
     baselines: list[Baseline]
-    rejected: list[Nearest]
+    rejected: list[ClosestToFitting]
     # Lower-memory options: each is the best with clearly less memory than the one before.
     front: list[Candidate]
     why: list[Reason]
@@ -81,7 +81,7 @@ class Plan(NamedTuple):
     def _repr_html_(self) -> str:
         return html_of(self)
 
-    def profile(self, one: Candidate | Nearest) -> StepProfile:
+    def profile(self, one: Candidate | ClosestToFitting) -> StepProfile:
         """Predict one step of a candidate in full detail, as `estimate` does."""
         # `price` groups blocks into units itself.
         units = self.units.of(one.strategy.but(blocks_per_unit=1))

@@ -20,7 +20,7 @@ from shardwise.units.load import job_units
 from shardwise.units.unit import ModelUnits
 
 # The bandwidth between nodes, and inside a node.
-Way = Literal["network_bandwidth", "link_bandwidth"]
+BandwidthField = Literal["network_bandwidth", "link_bandwidth"]
 
 
 class Problem(NamedTuple):
@@ -96,7 +96,7 @@ def times(
     cluster: ClusterSpec,
     dtype: DType,
     networks: Floats | None = None,
-    way: Way | None = None,
+    way: BandwidthField | None = None,
     *,
     latency: bool = True,
 ) -> Times:
@@ -111,7 +111,7 @@ def times(
     assert k is not None, "checked before the search"
     assert hardware is not None, "checked before the search"
     if networks is not None:
-        slowest: Way = "network_bandwidth" if cluster.nodes > 1 else "link_bandwidth"
+        slowest: BandwidthField = "network_bandwidth" if cluster.nodes > 1 else "link_bandwidth"
         changed = way or slowest
         rate = getattr(hardware, changed) * networks[:, None]
         hardware = hardware._replace(**{changed: rate})

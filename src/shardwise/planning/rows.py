@@ -42,7 +42,7 @@ def complexity(strategy: Strategy, recompute: Recompute, accumulates: bool) -> i
     )
 
 
-def _only_accumulated(strategies: Sequence[Strategy]) -> list[bool]:
+def _differ_by_accumulation(strategies: Sequence[Strategy]) -> list[bool]:
     """For each strategy, whether it differs from another one only if gradients accumulate."""
 
     def key(strategy: Strategy) -> tuple[object, ...]:
@@ -108,7 +108,9 @@ class Rows(NamedTuple):
                     ]
                     for p in policies
                 ]
-                for s, redundant in zip(strategies, _only_accumulated(strategies), strict=True)
+                for s, redundant in zip(
+                    strategies, _differ_by_accumulation(strategies), strict=True
+                )
             ]
         )
         return rows.take(np.flatnonzero(expressible[which, policy, accumulates]))
@@ -123,7 +125,7 @@ class Rows(NamedTuple):
         )
 
     @classmethod
-    def each(cls, strategies: Sequence[Strategy]) -> Rows:
+    def one_per_strategy(cls, strategies: Sequence[Strategy]) -> Rows:
         """One row for each strategy, with its own batch and recompute policy."""
         policies = list(dict.fromkeys(s.recompute for s in strategies))
         policy = np.asarray([policies.index(s.recompute) for s in strategies], dtype=np.int64)

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwise.planning.batches import Batch, batches, between, coarse
-from shardwise.planning.choice import Found, Nearest
+from shardwise.planning.batches import Batch, batches, batches_between, coarse_batches
+from shardwise.planning.choice import ClosestToFitting, SearchResult
 from shardwise.planning.degrees import degrees, is_last_resort, least_seconds, of_groups
-from shardwise.planning.layout import WHOLE, Degrees, Layout
-from shardwise.planning.problem import Problem, Units, Way, peaks, steps, times
+from shardwise.planning.layout import UNDIVIDED, Degrees, Layout
+from shardwise.planning.problem import BandwidthField, Problem, Units, peaks, steps, times
 from shardwise.planning.rows import Candidate, Rows, Table
 from shardwise.planning.space import Recompute, Space, offloaded, placements
 from shardwise.predict.configurations import Bools, Floats, Ints
@@ -50,7 +50,7 @@ PROBED_BATCHES = 4
 MIN_LOGITS = 0.02
 
 
-class _Kept(NamedTuple):
+class _TimedRows(NamedTuple):
     """Timed rows with their memory (bytes per device); `which` are their indices in `steps`."""
 
     rows: Rows
@@ -61,7 +61,7 @@ class _Kept(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class _Divided:
+class _DegreeSpace:
     """The placements and batches to try with one pair of tensor and context degrees."""
 
     degrees: Degrees
@@ -79,15 +79,15 @@ class Search:
         self.units = Units(problem)
         self.limit = usable_bytes(problem.cluster.device)
         self.table = self._empty_table()
-        self._kept: list[_Kept] = []
-        self.nearest: dict[Layout, Nearest] = {}
+        self._kept: list[_TimedRows] = []
+        self.nearest: dict[Layout, ClosestToFitting] = {}
         self.considered = self.fitting = 0
         # The degrees that were searched in full.
-        self.degrees: dict[Degrees, _Divided] = {}
+        self.degrees: dict[Degrees, _DegreeSpace] = {}
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         """Run all passes and return everything that was predicted."""
-        for divided in self._divided():
+        for divided in self._degrees_to_search():
             self.degrees[divided.degrees] = divided
             for autocast in (True, False):
                 alike = [s for s in divided.placements if s.autocast == autocast]
@@ -95,17 +95,17 @@ class Search:
                     self._price_placements(alike, divided.first)
         self._price_each(self._more_batches())
         self._price_each(self._variants())
-        self._price_each(self._prefetched())
-        return self._found(self.table)
+        self._price_each(self._with_forward_prefetch())
+        return self._result(self.table)
 
-    def _divided(self) -> Iterator[_Divided]:
+    def _degrees_to_search(self) -> Iterator[_DegreeSpace]:
         """The tensor and context degrees to search in full; no such parallelism comes first."""
-        possible: list[_Divided] = []
+        possible: list[_DegreeSpace] = []
         refused: SpecError | None = None
         for pair in degrees(self.problem, self.space):
             try:
-                placed = self._placed(pair)
-                if placed.placements or pair == WHOLE:
+                placed = self._space_of_degrees(pair)
+                if placed.placements or pair == UNDIVIDED:
                     possible.append(placed)
             except SpecError as error:
                 refused = refused or error
@@ -115,7 +115,7 @@ class Search:
         if self.space.most_divided:
             most = max(one.degrees.inner for one in possible)
             possible = [one for one in possible if one.degrees.inner == most]
-        if possible[0].degrees == WHOLE:
+        if possible[0].degrees == UNDIVIDED:
             yield possible.pop(0)
         # Context parallelism on short sequences is tried only if nothing else fits.
         last = [one for one in possible if is_last_resort(one.degrees, self.problem)]
@@ -123,13 +123,13 @@ class Search:
         if self._fastest_tokens_per_s() is None:
             yield from self._promising(last)
 
-    def _promising(self, possible: Sequence[_Divided]) -> Iterator[_Divided]:
+    def _promising(self, possible: Sequence[_DegreeSpace]) -> Iterator[_DegreeSpace]:
         """The fastest of the `possible` degrees, by trying a few placements of each; at most one.
 
         If no configuration fits at all, the degrees that need the least memory.
         """
         fastest = self._fastest_tokens_per_s() or 0.0
-        tried: dict[_Divided, float] = {}
+        tried: dict[_DegreeSpace, float] = {}
         bounds = {one.degrees: self._most_tokens_per_s(one) for one in possible}
         for divided in sorted(possible, key=lambda one: -bounds[one.degrees]):
             reached = max(tried.values(), default=0.0)
@@ -144,7 +144,7 @@ class Search:
             found = sorted(best, key=lambda one: self._least_bytes(one.degrees))[:1]
         yield from found[:1]
 
-    def _probe(self, divided: _Divided) -> None:
+    def _probe(self, divided: _DegreeSpace) -> None:
         """Predict the simplest placements of some degrees, with a few batches and policies."""
         loss = divided.placements[-1].loss
         simple = [
@@ -157,7 +157,7 @@ class Search:
         sizes = divided.first[:: -(-len(divided.first) // PROBED_BATCHES)]
         self._price(Rows.product(shared, sizes, policies, self.space.allowed))
 
-    def _placed(self, pair: Degrees) -> _Divided:
+    def _space_of_degrees(self, pair: Degrees) -> _DegreeSpace:
         """The placements and batches to try with these tensor and context degrees."""
         problem, space = self.problem, self.space
         groups = of_groups(problem.cluster, pair.inner)
@@ -172,14 +172,14 @@ class Search:
             chosen = list(offloaded(chosen, space.offload))
             chosen = [s for s in chosen if space.trains(problem.job.optimizer, s)]
         if not chosen:
-            return _Divided(pair, [], sizes, sizes)
+            return _DegreeSpace(pair, [], sizes, sizes)
         most = self._most_sequences(chosen[-1])
         sizes = [size for size in sizes if size.micro_batch <= most] or sizes[:1]
         chosen = [s.but(loss=loss) for loss in self._losses(chosen[-1]) for s in chosen]
-        first = coarse(sizes, asked=problem.job.global_batch is not None)
-        return _Divided(pair, chosen, sizes, first)
+        first = coarse_batches(sizes, asked=problem.job.global_batch is not None)
+        return _DegreeSpace(pair, chosen, sizes, first)
 
-    def _most_tokens_per_s(self, divided: _Divided) -> float:
+    def _most_tokens_per_s(self, divided: _DegreeSpace) -> float:
         """Upper bound of tokens/s of any placement: only compute and collectives inside blocks."""
         batch, groups = divided.sizes[-1], self.problem.cluster.devices // divided.degrees.inner
         strategy = divided.placements[-1].but(micro_batch=batch.micro_batch, accumulate=1)
@@ -203,9 +203,9 @@ class Search:
         needed = (n.needed_bytes for one, n in self.nearest.items() if pair.divides(one))
         return min(needed, default=math.inf)
 
-    def _found(self, table: Table) -> Found:
+    def _result(self, table: Table) -> SearchResult:
         node = self.problem.cluster.devices_per_node
-        return Found(table, self.nearest, self.considered, self.fitting, self.limit, node)
+        return SearchResult(table, self.nearest, self.considered, self.fitting, self.limit, node)
 
     def _empty_table(self) -> Table:
         return Table(self.problem.job)
@@ -239,7 +239,7 @@ class Search:
         Only micro-batches that fit with the most recomputation are tried with less.
         """
         policies, allowed = self.space.recompute, self.space.allowed
-        least = max(policies, key=_share)
+        least = max(policies, key=_recompute_order)
         rows = Rows.product(strategies, sizes, (least,), allowed)
         needed = self._price(rows)
         reach = np.zeros(len(strategies), dtype=np.int64)
@@ -258,9 +258,9 @@ class Search:
         """Predict these strategies with their own batch and policy, together where units agree."""
         by_units: dict[tuple[object, ...], list[Strategy]] = {}
         for strategy in strategies:
-            by_units.setdefault(_shape(strategy), []).append(strategy)
+            by_units.setdefault(_units_key(strategy), []).append(strategy)
         for alike in by_units.values():
-            self._price(Rows.each(alike))
+            self._price(Rows.one_per_strategy(alike))
 
     def _price(self, rows: Rows) -> Floats:
         """Predict the memory of every row, and the time of those that fit or nearly fit.
@@ -279,23 +279,23 @@ class Search:
             layout = Layout.of(rows.strategies[index])
             known = self.nearest.get(layout)
             if known is None or needed[row] < known.needed_bytes:
-                self.nearest[layout] = Nearest(
+                self.nearest[layout] = ClosestToFitting(
                     rows.strategy(row), float(peak[row]), float(needed[row])
                 )
         which: Ints = np.flatnonzero(needed <= self.limit * WITH_MORE_MEMORY)
         if len(which):
-            kept = _Kept(rows.take(which), peak[which], needed[which], priced, which)
+            kept = _TimedRows(rows.take(which), peak[which], needed[which], priced, which)
             self._kept.append(kept)
             self._time(self.table, kept, self.problem.cluster)
         return needed
 
-    def _time(self, table: Table, kept: _Kept, cluster: ClusterSpec) -> None:
+    def _time(self, table: Table, kept: _TimedRows, cluster: ClusterSpec) -> None:
         """Add rows to a table, with their times on a cluster."""
         dtype = kept.rows.strategies[0].param_dtype
         found = times(kept.steps, cluster, dtype).take(kept.which)
         table.add(kept.rows, kept.peak_bytes, kept.needed_bytes, found)
 
-    def retimed(self, cluster: ClusterSpec) -> Found:
+    def retimed(self, cluster: ClusterSpec) -> SearchResult:
         """The outcome with all times predicted again for `cluster`; memory does not change.
 
         `cluster` may differ from the searched one only in its network or link.
@@ -303,9 +303,9 @@ class Search:
         table = self._empty_table()
         for kept in self._kept:
             self._time(table, kept, cluster)
-        return self._found(table)
+        return self._result(table)
 
-    def on_networks(self, factors: Floats, way: Way | None = None) -> list[Found]:
+    def on_networks(self, factors: Floats, way: BandwidthField | None = None) -> list[SearchResult]:
         """For each factor, the outcome of the contenders with that multiple of a bandwidth.
 
         `way` names the bandwidth; without it the network's, or on a single node the link's.
@@ -316,10 +316,10 @@ class Search:
             found = times(kept.steps, self.problem.cluster, dtype, factors, way)
             for index, table in enumerate(tables):
                 table.add(kept.rows, kept.peak_bytes, kept.needed_bytes, found.take(index))
-        return [self._found(table) for table in tables]
+        return [self._result(table) for table in tables]
 
     @cached_property
-    def _contenders(self) -> list[_Kept]:
+    def _contenders(self) -> list[_TimedRows]:
         """The fastest row that fits of each layout and policy, grouped by equal units."""
         columns = self.table.columns
         best: dict[tuple[int, Recompute], int] = {}
@@ -330,13 +330,13 @@ class Search:
         alike: dict[tuple[object, ...], list[Candidate]] = {}
         for index in best.values():
             candidate = self.table.candidate(index)
-            alike.setdefault(_shape(candidate.strategy), []).append(candidate)
-        return [self._emitted(group) for group in alike.values()]
+            alike.setdefault(_units_key(candidate.strategy), []).append(candidate)
+        return [self._timed_rows(group) for group in alike.values()]
 
-    def _emitted(self, alike: Sequence[Candidate]) -> _Kept:
+    def _timed_rows(self, alike: Sequence[Candidate]) -> _TimedRows:
         """Candidates that share units, with the programs to time them."""
-        rows = Rows.each([c.strategy for c in alike])
-        return _Kept(
+        rows = Rows.one_per_strategy([c.strategy for c in alike])
+        return _TimedRows(
             rows,
             np.asarray([c.peak_bytes for c in alike]),
             np.asarray([c.needed_bytes for c in alike]),
@@ -347,7 +347,7 @@ class Search:
     def _more_batches(self) -> Iterable[Strategy]:
         """The fastest placements, with micro-batches up to the next one the first pass tried."""
         columns = self.table.columns
-        fits = np.flatnonzero((columns.needed_bytes <= self.limit) & self._searched)
+        fits = np.flatnonzero((columns.needed_bytes <= self.limit) & self._fully_searched_rows)
         if not len(fits):
             return
         order = fits[np.argsort(-columns.tokens_per_s[fits], kind="stable")]
@@ -364,26 +364,26 @@ class Search:
             divided, low = self.degrees[Degrees.of(strategy)], strategy.micro_batch
             sizes, tried = divided.sizes, [size.micro_batch for size in divided.first]
             high = min((size for size in tried if size > low), default=sizes[-1].micro_batch + 1)
-            for size in between(sizes, low, high, MICRO_BATCHES_BETWEEN):
+            for size in batches_between(sizes, low, high, MICRO_BATCHES_BETWEEN):
                 yield strategy.but(micro_batch=size.micro_batch, accumulate=size.accumulate)
 
     def _fastest(self, low: float, high: float, most: int) -> list[Strategy]:
         """The `most` fastest strategies that need between `low` and `high` times usable memory."""
         needed, speed = self.table.columns.needed_bytes, self.table.columns.tokens_per_s
         rows = np.flatnonzero(
-            (needed > self.limit * low) & (needed <= self.limit * high) & self._searched
+            (needed > self.limit * low) & (needed <= self.limit * high) & self._fully_searched_rows
         )
         order = np.argsort(-speed[rows], kind="stable")[:most]
         return [self.table.candidate(int(row)).strategy for row in rows[order]]
 
     def _smallest(self) -> list[Strategy]:
         """The strategies that need the least memory."""
-        rows = np.flatnonzero(self._searched)
+        rows = np.flatnonzero(self._fully_searched_rows)
         order = np.argsort(self.table.columns.needed_bytes[rows], kind="stable")[:REFINED]
         return [self.table.candidate(int(row)).strategy for row in rows[order]]
 
     @property
-    def _searched(self) -> Bools:
+    def _fully_searched_rows(self) -> Bools:
         """Mask of the rows whose degrees were searched in full, not only probed."""
         layouts = self.table.layouts
         wanted = [n for n, one in enumerate(layouts) if any(p.divides(one) for p in self.degrees)]
@@ -402,10 +402,10 @@ class Search:
         less = [depth for depth in space.prefetch if depth <= usual]
         nearly = self._fastest(1.0, 1.1, REFINED) if self.fitting else self._smallest()
         fast = [*self._fastest(0.0, 1.0, REFINED), *nearly]
-        yield from self._changed(fast, more, space.blocks_per_unit)
-        yield from self._changed(nearly, less, space.blocks_per_unit[:1])
+        yield from self._with_changed_prefetch(fast, more, space.blocks_per_unit)
+        yield from self._with_changed_prefetch(nearly, less, space.blocks_per_unit[:1])
 
-    def _changed(
+    def _with_changed_prefetch(
         self, strategies: Iterable[Strategy], prefetch: Sequence[int], blocks: Sequence[int]
     ) -> Iterator[Strategy]:
         """Each sharded strategy with all of these prefetches, unit sizes and reduce dtypes."""
@@ -418,7 +418,7 @@ class Search:
                 if changed != strategy and self.space.allows(changed):
                     yield changed
 
-    def _prefetched(self) -> Iterator[Strategy]:
+    def _with_forward_prefetch(self) -> Iterator[Strategy]:
         """The fastest strategies with the other values of forward prefetch."""
         fastest = self._fastest(0.0, 1.0, PREFETCHED)
         for strategy, forward in product(fastest, self.space.forward_prefetch):
@@ -427,12 +427,12 @@ class Search:
                 yield changed
 
 
-def _shape(strategy: Strategy) -> tuple[object, ...]:
+def _units_key(strategy: Strategy) -> tuple[object, ...]:
     """A key that is equal for strategies with the same model units."""
     return strategy.autocast, strategy.blocks_per_unit, Degrees.of(strategy)
 
 
-def _share(policy: Recompute) -> float:
+def _recompute_order(policy: Recompute) -> float:
     """Sort key of recompute policies: 0 for none to 1 for full."""
     if isinstance(policy, float):
         return policy

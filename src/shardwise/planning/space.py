@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from shardwise.planning.batches import BATCH_TOLERANCE
-from shardwise.planning.layout import WHOLE, Degrees
+from shardwise.planning.layout import UNDIVIDED, Degrees
 from shardwise.predict.fit import Parallelism
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.cluster import ClusterSpec
@@ -24,7 +24,7 @@ RECOMPUTE: tuple[Recompute, ...] = (
 )
 
 
-def _unchanged(strategy: Strategy) -> Strategy:
+def _same_strategy(strategy: Strategy) -> Strategy:
     return strategy
 
 
@@ -54,7 +54,7 @@ class Space(NamedTuple):
     # this does not depend on the micro-batch. None allows all.
     allowed: Callable[[Strategy], bool] | None = None
     # Maps a resolved strategy to the strategy that the stack runs, which is what is searched.
-    applied: Callable[[Strategy], Strategy] = _unchanged
+    applied: Callable[[Strategy], Strategy] = _same_strategy
     # Whether the stack has an optimizer. None allows all.
     has_optimizer: Callable[[Optimizer], bool] | None = None
     # Whether an optimizer can train with a strategy; by default in shardwise's own trainer.
@@ -82,7 +82,7 @@ class Space(NamedTuple):
     @property
     def for_stack(self) -> bool:
         """Whether the search is for another stack, which may change strategies."""
-        return self.applied is not _unchanged
+        return self.applied is not _same_strategy
 
     def offloading(self, offload: bool | str) -> Space:
         """The space with parts in host memory, without recompute policies that exclude this."""
@@ -121,7 +121,7 @@ def placements(
     space: Space | None = None,
     *,
     split_root: bool = False,
-    degrees: Degrees = WHOLE,
+    degrees: Degrees = UNDIVIDED,
 ) -> list[Strategy]:
     """Resolved strategies for every way to place the model states, the simplest first.
 

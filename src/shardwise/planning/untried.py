@@ -12,7 +12,7 @@ from shardwise.predict.fit import other_parallelism
 from shardwise.predict.rates import comparison_error
 
 
-def untried(problem: Problem, winner: Candidate | None) -> Iterator[OtherParallelism]:
+def untried_parallelism(problem: Problem, winner: Candidate | None) -> Iterator[OtherParallelism]:
     """A reason that names parallelism not tried that may be better than the winner; at most one.
 
     Expert parallelism is always named, since it does not move experts. Other kinds are named only
@@ -21,13 +21,13 @@ def untried(problem: Problem, winner: Candidate | None) -> Iterator[OtherParalle
     if problem.cluster.devices == 1:
         return
     kinds = other_parallelism(problem.model)
-    if winner is not None and not _lacking(problem, winner):
+    if winner is not None and not _could_be_faster(problem, winner):
         kinds = tuple(kind for kind in kinds if kind == "expert")
     if kinds:
         yield OtherParallelism(parallelism=kinds)
 
 
-def _lacking(problem: Problem, winner: Candidate) -> bool:
+def _could_be_faster(problem: Problem, winner: Candidate) -> bool:
     """Whether the winner waits for communication noticeably, or has an unusually large batch.
 
     Other parallelism could save at most the time that a step waits for communication; less than the

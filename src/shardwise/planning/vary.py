@@ -22,7 +22,7 @@ from shardwise.spec.record import SpecError, did_you_mean
 from shardwise.spec.wording import KeyedProblem
 
 
-def varied(problem: Problem, name: str, text: str) -> tuple[Problem, str]:
+def with_quantity(problem: Problem, name: str, text: str) -> tuple[Problem, str]:
     """The problem with the quantity `name` set to the value `text`, and the value for screens."""
     if name not in VARIABLES:
         hint = did_you_mean(name, VARIABLES) or f"; known are {', '.join(VARIABLES)}"
@@ -34,11 +34,11 @@ def varied(problem: Problem, name: str, text: str) -> tuple[Problem, str]:
 
 
 def _network(problem: Problem, text: str) -> tuple[Problem, str]:
-    rate = parse_rate(text if not _is_bare(text) else f"{text}Gbps")
+    rate = parse_rate(text if not _is_bare_number(text) else f"{text}Gbps")
     if rate <= 0:
-        raise _refused("network", "must be more than 0; write it like 400Gbps")
+        raise _vary_error("network", "must be more than 0; write it like 400Gbps")
     if problem.cluster.nodes == 1:
-        raise _refused(
+        raise _vary_error(
             "network",
             "a single node has no network; give a cluster of several nodes, such as "
             f"--cluster {_several_nodes(problem.cluster)}",
@@ -47,16 +47,16 @@ def _network(problem: Problem, text: str) -> tuple[Problem, str]:
 
 
 def _link(problem: Problem, text: str) -> tuple[Problem, str]:
-    rate = parse_rate(text if not _is_bare(text) else f"{text}GB/s")
+    rate = parse_rate(text if not _is_bare_number(text) else f"{text}GB/s")
     if rate <= 0:
-        raise _refused("link", "must be more than 0; write it like 450GB/s")
+        raise _vary_error("link", "must be more than 0; write it like 450GB/s")
     # The calibration was measured with the original link.
     device = problem.cluster.device.but(link_bandwidth=rate)
     return _with_cluster(problem, device=device, calibration=None), write_byte_rate(rate)
 
 
 def _memory(problem: Problem, text: str) -> tuple[Problem, str]:
-    size = parse_bytes(text if not _is_bare(text) else f"{text}GiB")
+    size = parse_bytes(text if not _is_bare_number(text) else f"{text}GiB")
     device = problem.cluster.device.but(memory=size, usable_memory=None)
     return _with_cluster(problem, device=device), show_gib(size)
 
@@ -74,7 +74,7 @@ def _device(problem: Problem, text: str) -> tuple[Problem, str]:
 
 
 def _devices(problem: Problem, text: str) -> tuple[Problem, str]:
-    cluster = sized(problem.cluster, parse_count(text))
+    cluster = with_devices(problem.cluster, parse_count(text))
     return problem._replace(cluster=cluster), f"{cluster.devices:,}"
 
 
@@ -99,11 +99,11 @@ VARIABLES: dict[str, Callable[[Problem, str], tuple[Problem, str]]] = {
 }
 
 
-def _refused(name: str, reason: str) -> SpecError:
+def _vary_error(name: str, reason: str) -> SpecError:
     return SpecError(KeyedProblem(name, reason))
 
 
-def _is_bare(text: str) -> bool:
+def _is_bare_number(text: str) -> bool:
     """Whether a text is a number without a unit."""
     return text.replace(".", "", 1).isdigit()
 
@@ -130,22 +130,22 @@ def needs_network(cluster: ClusterSpec) -> str:
     )
 
 
-def sized(cluster: ClusterSpec, devices: int) -> ClusterSpec:
+def with_devices(cluster: ClusterSpec, devices: int) -> ClusterSpec:
     """The cluster with another number of devices, in full nodes.
 
     Raises SpecError if they do not fill nodes, or if several nodes have no network.
     """
     per_node = node_size(cluster)
     if devices < 1:
-        raise _refused("devices", "must be at least 1")
+        raise _vary_error("devices", "must be at least 1")
     if devices <= per_node:
         return cluster.but(nodes=1, devices_per_node=devices)
     if devices % per_node:
         below = devices // per_node * per_node
-        raise _refused(
+        raise _vary_error(
             "devices",
             f"{devices:,} do not fill nodes of {per_node}; give {below:,} or {below + per_node:,}",
         )
     if cluster.network is None:
-        raise _refused("devices", needs_network(cluster))
+        raise _vary_error("devices", needs_network(cluster))
     return cluster.but(nodes=devices // per_node, devices_per_node=per_node)

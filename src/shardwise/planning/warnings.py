@@ -10,7 +10,7 @@ from shardwise.planning.batches import (
     batches,
     neighbours,
 )
-from shardwise.planning.choice import WANTED_HEADROOM, Found
+from shardwise.planning.choice import WANTED_HEADROOM, SearchResult
 from shardwise.planning.price import mfu_of
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.reasons.reason import Reason
@@ -42,7 +42,7 @@ from shardwise.spec.strategy import Strategy
 MOST_WAITING = 0.5
 
 
-def left_out(
+def left_out_warning(
     problem: Problem, units: Units, space: Space, winner: Candidate | None
 ) -> StackLeavesOut | None:
     """A warning about a stack's useful parallelism that is not searched; None if there is none."""
@@ -60,7 +60,7 @@ def left_out(
     )
 
 
-def _of_length(problem: Problem) -> Iterator[Reason]:
+def _length_warnings(problem: Problem) -> Iterator[Reason]:
     """Warnings about the requested sequence length."""
     seq_len, positions = problem.job.seq_len, getattr(problem.model, "max_positions", None)
     if positions is not None and seq_len > positions:
@@ -71,14 +71,18 @@ def _of_length(problem: Problem) -> Iterator[Reason]:
 
 
 def warnings_of(
-    problem: Problem, space: Space, found: Found, winner: Candidate | None, length_asked: bool
+    problem: Problem,
+    space: Space,
+    found: SearchResult,
+    winner: Candidate | None,
+    length_asked: bool,
 ) -> Iterator[Reason]:
     """All other warnings of a plan: the sequence length, what was not tried, what is uncertain.
 
     `length_asked` is true if the user chose the sequence length.
     """
     if length_asked:
-        yield from _of_length(problem)
+        yield from _length_warnings(problem)
     device, model, optimizer = problem.cluster.device, problem.model, problem.job.optimizer
     if problem.cluster.devices > 1 and not space.trains(optimizer, Strategy(kind="zero3")):
         yield OnlyReplicated(optimizer=optimizer, instead=INSTEAD)
@@ -135,7 +139,7 @@ def fewer_devices(problem: Problem, space: Space) -> tuple[ClusterSpec, FewerDev
     """
     job, cluster = problem.job, problem.cluster
     away: list[tuple[float, ClusterSpec]] = []
-    for part in _parts(cluster):
+    for part in _smaller_clusters(cluster):
         least = (1 - BATCH_TOLERANCE) * away[0][1].devices if away else cluster.devices / 2
         if part.devices < least:
             break
@@ -155,7 +159,7 @@ def fewer_devices(problem: Problem, space: Space) -> tuple[ClusterSpec, FewerDev
     )
 
 
-def _parts(cluster: ClusterSpec) -> Iterator[ClusterSpec]:
+def _smaller_clusters(cluster: ClusterSpec) -> Iterator[ClusterSpec]:
     """Clusters with fewer nodes, or with fewer devices of a single node, the largest first."""
     for nodes in range(cluster.nodes - 1, 0, -1):
         yield cluster.but(nodes=nodes)

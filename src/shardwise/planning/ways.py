@@ -12,7 +12,7 @@ from shardwise.predict.estimate import needed_bytes, verdict
 from shardwise.predict.memory import predict_memory
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
-from shardwise.spec.optimizer import SMALLER
+from shardwise.spec.optimizer import SMALLER_VARIANTS
 from shardwise.spec.record import SpecError
 from shardwise.spec.states import offload_option
 from shardwise.spec.strategy import Loss, Strategy
@@ -32,17 +32,19 @@ class Change(NamedTuple):
     at_risk: bool = False
 
 
-Changes = dict[str, object]
+FieldChanges = dict[str, object]
 
 
-class _Tried(NamedTuple):
+class _Attempt(NamedTuple):
     """Options to type, and the resolved strategy of a run with these options."""
 
     options: str
     strategy: Strategy
 
 
-def ways_to_fit(problem: Problem, strategy: Strategy, space: Space, units: Units) -> list[Change]:
+def changes_to_fit(
+    problem: Problem, strategy: Strategy, space: Space, units: Units
+) -> list[Change]:
     """The smallest changes after which `strategy` fits: of settings, then of the device count.
 
     Options are complete: added to a command whose strategy is the base of the problem, they give
@@ -54,28 +56,28 @@ def ways_to_fit(problem: Problem, strategy: Strategy, space: Space, units: Units
     command, cluster, job = problem.base, problem.cluster, problem.job
     trained = space.trains(job.optimizer, strategy)
 
-    def tried(changed: Iterable[Strategy], where: ClusterSpec) -> Iterator[_Tried]:
+    def tried(changed: Iterable[Strategy], where: ClusterSpec) -> Iterator[_Attempt]:
         for wanted in changed:
-            typed = _typed(command, wanted, where, job)
+            typed = _options_between(command, wanted, where, job)
             if typed is not None and (space.for_stack or typed.strategy == wanted):
-                yield from _as_run(typed, space)
+                yield from _as_stack_runs(typed, space)
 
-    def judged(wanted: Verdict, ways: Iterable[_Tried], of: Job = job) -> list[Change]:
+    def judged(wanted: Verdict, ways: Iterable[_Attempt], of: Job = job) -> list[Change]:
         kept = [way for way in ways if not trained or space.trains(of.optimizer, way.strategy)]
         return _with_verdict(wanted, units, kept, cluster, of)
 
-    own = _resolved(strategy, {}, cluster, job)
-    unfit = own is not None and judged("does not fit", [_Tried("", space.applied(own))])
+    own = _resolve_with(strategy, {}, cluster, job)
+    unfit = own is not None and judged("does not fit", [_Attempt("", space.applied(own))])
     unset = {name: getattr(command, name) for name in _NO_OPTION}
     losses = tuple(loss for loss in space.losses if loss != "plain") if units.can_chunk else ()
     resolved = (
-        _resolved(strategy, {**unset, **changes}, cluster, job)
+        _resolve_with(strategy, {**unset, **changes}, cluster, job)
         for changes in _candidates(strategy, cluster, losses)
     )
     here = [way for way in tried((s for s in resolved if s), cluster) if way.options]
     alike = [*tried([own] if own else [], cluster), *here]
     for wanted in ("fits", "at risk") if unfit else ("fits",):
-        fitting = _useful(judged(wanted, dict.fromkeys(here)))
+        fitting = _drop_redundant(judged(wanted, dict.fromkeys(here)))
         free = [way for way in fitting if not way.host_bytes]
         # Smaller states change the arithmetic and offload is slow: only when nothing else fits.
         if not free and not space.for_stack:
@@ -94,12 +96,12 @@ def ways_to_fit(problem: Problem, strategy: Strategy, space: Space, units: Units
     return []
 
 
-def _with_smaller_states(ways: Iterable[_Tried], job: Job) -> tuple[list[_Tried], Job]:
+def _with_smaller_states(ways: Iterable[_Attempt], job: Job) -> tuple[list[_Attempt], Job]:
     """The changes combined with smaller optimizer states, and the job with that optimizer.
 
     Empty if the optimizer has no smaller variant.
     """
-    smaller = SMALLER.get(job.optimizer)
+    smaller = SMALLER_VARIANTS.get(job.optimizer)
     if smaller is None:
         return [], job
     option = f"--optimizer {smaller}"
@@ -108,7 +110,7 @@ def _with_smaller_states(ways: Iterable[_Tried], job: Job) -> tuple[list[_Tried]
     return made, job.but(optimizer=smaller)
 
 
-def _useful(ways: list[Change]) -> list[Change]:
+def _drop_redundant(ways: list[Change]) -> list[Change]:
     """The changes, without those that only add options to another one and save less than 1 %."""
     return [
         way
@@ -140,8 +142,8 @@ _FLAGS = ("split_root", "offload")
 _BY_KIND = ("grad_sync", "reshard_after_forward")
 
 
-def _resolved(
-    strategy: Strategy, changes: Changes, cluster: ClusterSpec, job: Job
+def _resolve_with(
+    strategy: Strategy, changes: FieldChanges, cluster: ClusterSpec, job: Job
 ) -> Strategy | None:
     """A strategy with changes, resolved for a cluster and job; None if that is not possible."""
     try:
@@ -151,7 +153,7 @@ def _resolved(
         return None
 
 
-def _as_run(typed: _Tried, space: Space) -> Iterator[_Tried]:
+def _as_stack_runs(typed: _Attempt, space: Space) -> Iterator[_Attempt]:
     """The change with the strategy as a stack runs it; nothing if the stack cannot run it."""
     try:
         yield typed._replace(strategy=space.applied(typed.strategy))
@@ -159,12 +161,14 @@ def _as_run(typed: _Tried, space: Space) -> Iterator[_Tried]:
         return
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """The text in double quotes if it contains a space."""
     return f'"{text}"' if " " in text else text
 
 
-def _typed(base: Strategy, wanted: Strategy, cluster: ClusterSpec, job: Job) -> _Tried | None:
+def _options_between(
+    base: Strategy, wanted: Strategy, cluster: ClusterSpec, job: Job
+) -> _Attempt | None:
     """All options that turn a command with the strategy `base` into one with `wanted`.
 
     None if options cannot express the change.
@@ -173,17 +177,19 @@ def _typed(base: Strategy, wanted: Strategy, cluster: ClusterSpec, job: Job) -> 
     options = [f"--cluster {cluster}"] if moved else []
     start, explicit = base, set()
     if moved or base.shorthand != wanted.shorthand:
-        options.append(f"--strategy {_quoted(wanted.shorthand)}")
-        usual = _resolved(base.as_kind(base.shorthand), {"replicate": base.replicate}, cluster, job)
+        options.append(f"--strategy {_quote(wanted.shorthand)}")
+        usual = _resolve_with(
+            base.as_kind(base.shorthand), {"replicate": base.replicate}, cluster, job
+        )
         explicit = {n for n in _BY_KIND if usual and getattr(base, n) != getattr(usual, n)}
         try:
             start = base.as_kind(wanted.shorthand)
         except SpecError:
             return None
-    before = _resolved(start, {}, cluster, job)
+    before = _resolve_with(start, {}, cluster, job)
     if before is None or any(getattr(before, n) and not getattr(wanted, n) for n in _FLAGS):
         return None
-    fields: Changes = {}
+    fields: FieldChanges = {}
     for name, option in _OPTIONS.items():
         value = getattr(wanted, name)
         if value == getattr(before, name) and name not in explicit:
@@ -196,12 +202,12 @@ def _typed(base: Strategy, wanted: Strategy, cluster: ClusterSpec, job: Job) -> 
             options.append(offload_option(wanted.offload))
         else:
             options.append(option if name in _FLAGS else f"{option} {text}")
-    after = _resolved(start, fields, cluster, job)
-    return _Tried(" ".join(options), after) if after is not None else None
+    after = _resolve_with(start, fields, cluster, job)
+    return _Attempt(" ".join(options), after) if after is not None else None
 
 
 def _with_verdict(
-    wanted: Verdict, units: Units, tried: Iterable[_Tried], cluster: ClusterSpec, job: Job
+    wanted: Verdict, units: Units, tried: Iterable[_Attempt], cluster: ClusterSpec, job: Job
 ) -> list[Change]:
     """The changes whose memory verdict is `wanted`, in their order."""
     ways = list(tried)
@@ -233,11 +239,11 @@ _UNSET: dict[str, object] = {
 
 def _candidates(
     strategy: Strategy, cluster: ClusterSpec, losses: tuple[Loss, ...]
-) -> Iterator[Changes]:
+) -> Iterator[FieldChanges]:
     """Field changes to try: one change first, then two, then three, then with offload."""
-    loss: list[Changes] = [{"loss": loss} for loss in losses if strategy.loss == "plain"]
-    recompute: list[Changes] = [{"recompute": "full"}] if strategy.recompute != "full" else []
-    batch: list[Changes] = []
+    loss: list[FieldChanges] = [{"loss": loss} for loss in losses if strategy.loss == "plain"]
+    recompute: list[FieldChanges] = [{"recompute": "full"}] if strategy.recompute != "full" else []
+    batch: list[FieldChanges] = []
     smaller = strategy.micro_batch // 2
     while smaller >= 1:
         batch.append({"micro_batch": smaller})
@@ -254,9 +260,9 @@ def _candidates(
     yield from three
     yield from (x | all_ for x in loss for all_ in three)
     if not cluster.device.is_cpu and not strategy.offload:
-        kind: Changes = {} if strategy.sharded else {"kind": "zero3", **_UNSET}
+        kind: FieldChanges = {} if strategy.sharded else {"kind": "zero3", **_UNSET}
         # In the order of what they cost.
-        ways: list[Changes] = [{"offload": "optimizer"}, {**kind, "offload": True}]
+        ways: list[FieldChanges] = [{"offload": "optimizer"}, {**kind, "offload": True}]
         for offload in ways:
             yield offload
             yield from (offload | r for r in (*loss, *recompute))
@@ -264,7 +270,7 @@ def _candidates(
             yield from (offload | x | r for x in loss for r in recompute)
 
 
-def _shardings(strategy: Strategy, cluster: ClusterSpec) -> Iterator[Changes]:
+def _shardings(strategy: Strategy, cluster: ClusterSpec) -> Iterator[FieldChanges]:
     """Field changes to ZeRO-3 over all devices, then over smaller groups, which pad less."""
     devices = cluster.devices // strategy.mesh.inner
     if devices == 1:
@@ -291,7 +297,7 @@ def _on_more_devices(
             size = min(per_node, count)
             if count % size == 0:
                 larger = cluster.but(nodes=count // size, devices_per_node=size)
-                resolved = _resolved(strategy, {"kind": "zero3", **_UNSET}, larger, job)
+                resolved = _resolve_with(strategy, {"kind": "zero3", **_UNSET}, larger, job)
                 if resolved is not None:
                     yield larger, resolved
         doubled *= 2

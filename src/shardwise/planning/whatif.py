@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from shardwise.planning.choice import Found
+from shardwise.planning.choice import SearchResult
 from shardwise.planning.limits import limits_of
-from shardwise.planning.make import check
+from shardwise.planning.make import check_predictable
 from shardwise.planning.money import Budget
 from shardwise.planning.price import mfu_of, price_one
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.rows import Candidate
 from shardwise.planning.search import Search
 from shardwise.planning.space import Space
-from shardwise.planning.vary import varied
+from shardwise.planning.vary import with_quantity
 from shardwise.predict.estimate import EXPOSED_SHARE, verdict
 from shardwise.predict.intervals import Regime, error_interval, is_fitted, regime_of
 from shardwise.spec.record import SpecError
@@ -22,7 +22,7 @@ from shardwise.spec.strategy import Strategy
 from shardwise.step.profile import Bottleneck
 
 # Prefetch and blocks per unit affect all points in the same way, so studies do not vary them.
-QUICK = Space().quick()
+QUICK_SPACE = Space().quick()
 
 
 class Point(NamedTuple):
@@ -85,14 +85,14 @@ class Point(NamedTuple):
         }
 
 
-def point(
-    problem: Problem, value: str, fixed: Strategy | None = None, space: Space = QUICK
+def predict_point(
+    problem: Problem, value: str, fixed: Strategy | None = None, space: Space = QUICK_SPACE
 ) -> Point:
     """Predict a point: the best configuration of a problem, or a fixed strategy on its cluster.
 
     `value` is the varied quantity's value, as screens show it.
     """
-    check(problem)
+    check_predictable(problem)
     if fixed is not None:
         return _fixed_point(problem, value, fixed)
     search = Search(problem, space)
@@ -100,7 +100,7 @@ def point(
     return _best_point(problem, value, search, found)
 
 
-def _best_point(problem: Problem, value: str, search: Search, found: Found) -> Point:
+def _best_point(problem: Problem, value: str, search: Search, found: SearchResult) -> Point:
     """The point with the recommended configuration of a search."""
     best = found.best()
     if best is None:
@@ -143,12 +143,12 @@ class Points:
 
     def at(self, text: str) -> Point:
         """The point at a value; raises SpecError if the value is not possible."""
-        changed, value = varied(self.problem, self.name, text)
+        changed, value = with_quantity(self.problem, self.name, text)
         if self.name != "network" or self.fixed is not None:
-            return point(changed, value, self.fixed)
-        check(changed)
+            return predict_point(changed, value, self.fixed)
+        check_predictable(changed)
         if self._search is None:
-            self._search = Search(changed, QUICK)
+            self._search = Search(changed, QUICK_SPACE)
             self._search.run()
         found = self._search.retimed(changed.cluster)
         return _best_point(changed, value, self._search, found)

@@ -60,12 +60,12 @@ def price(
     times = predict_time(grouped, columns, cluster, dtype, optimizer)
     # Predict again without latency, only if the step waits for the network.
     without_latency = times
-    if times is not None and _waits(times):
+    if times is not None and _waits_noticeably(times):
         without_latency = predict_time(grouped, columns, cluster, dtype, optimizer, latency=False)
     weighed = _memory_profile(memory, cluster)
     return StepProfile(
         provenance=Provenance(kind="predicted", shardwise=__version__, origin=origin),
-        model=_described(units),
+        model=_model_description(units),
         cluster={
             "name": str(cluster),
             "device": cluster.device.name,
@@ -83,11 +83,11 @@ def price(
         memory=weighed,
         traffic=traffic_of(grouped, strategy),
         work=done,
-        **_timed(times, without_latency, done, cluster, strategy, weighed, regime_of(units)),
+        **_time_fields(times, without_latency, done, cluster, strategy, weighed, regime_of(units)),
     )
 
 
-def _described(units: ModelUnits) -> dict[str, Any]:
+def _model_description(units: ModelUnits) -> dict[str, Any]:
     """The model's name and number of parameters, and of trained ones if that differs."""
     described: dict[str, Any] = {"name": units.name, "parameters": units.parameters}
     if units.trained_numel != units.numel:
@@ -131,7 +131,7 @@ def add_traffic(
     return tuple(totals.values())
 
 
-def _timed(
+def _time_fields(
     times: Times | None,
     without_latency: Times | None,
     work: WorkProfile,
@@ -163,7 +163,7 @@ def _timed(
     }
 
 
-def _waits(times: Times) -> bool:
+def _waits_noticeably(times: Times) -> bool:
     """Whether exposed communication is more than EXPOSED_SHARE of the first row's step."""
     exposed = float(times.exposed_communication_s[0])
     return exposed > EXPOSED_SHARE * float(times.step_s[0])
@@ -173,7 +173,7 @@ def _bottleneck(memory: MemoryProfile, times: Times, without_latency: Times) -> 
     """What limits the step: memory if it does not fit, else latency, bandwidth or compute."""
     if not memory.fits:
         return "memory"
-    if not _waits(times):
+    if not _waits_noticeably(times):
         return "compute"
     exposed = float(times.exposed_communication_s[0])
     # Without latency, most of the waiting for the network disappears.

@@ -10,7 +10,7 @@ from shardwise.spec.strategy import Strategy
 from shardwise.step.profile import StepProfile
 
 # Terms that shrink with more devices; all others are the same on any number of devices.
-SHRINKING = ("parameters", "gradients", "optimizer")
+SHRINKING_TERMS = ("parameters", "gradients", "optimizer")
 
 
 class Shortfall(NamedTuple):
@@ -43,7 +43,7 @@ def shortfall_of(profile: StepProfile, strategy: Strategy) -> Shortfall:
     memory = profile.known_memory
     usable = memory.usable_bytes or 0
     largest = max(memory.terms, key=lambda term: memory.terms[term])
-    fixed = sum(size for term, size in memory.terms.items() if term not in SHRINKING)
+    fixed = sum(size for term, size in memory.terms.items() if term not in SHRINKING_TERMS)
     keeps = strategy.kind in ("zero1", "zero2")
     return Shortfall(
         largest_term=largest,

@@ -6,7 +6,7 @@ import math
 from typing import Literal
 
 from shardwise.predict.kernels import measured_attention, measured_products
-from shardwise.predict.level import narrowing
+from shardwise.predict.level import narrowing_factor
 from shardwise.spec.catalogue import device_coefficients, figure, step_coefficients
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.level import Level
@@ -59,9 +59,9 @@ def error_interval(cluster: ClusterSpec, regime: Regime = "dense") -> tuple[floa
     """
     if cluster.calibration is not None:
         return cluster.calibration.interval
-    log = _log_factor(cluster, regime) * growth(cluster.nodes)
+    log = _log_factor(cluster, regime) * width_growth(cluster.nodes)
     if cluster.level is not None:
-        log *= narrowing(regime, cluster.level.steps)
+        log *= narrowing_factor(regime, cluster.level.steps)
     # Rounded because math libraries differ in the last bit of a power.
     return round(math.exp(-log) - 1.0, 9), round(math.exp(log) - 1.0, 9)
 
@@ -92,7 +92,7 @@ def _log_factor(cluster: ClusterSpec, regime: Regime) -> float:
     return math.sqrt(sum(math.log(part) ** 2 for part in parts))
 
 
-def growth(nodes: int) -> float:
+def width_growth(nodes: int) -> float:
     """Factor on the logarithmic width of the error interval, from the number of nodes; 1 or more.
 
     It is 1 up to the number of nodes of fitted runs.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple, get_args
 
-from shardwise.predict.level import correction
+from shardwise.predict.level import correction_factor
 from shardwise.predict.rates import Coefficients
 from shardwise.spec.catalogue import device_coefficients, devices, figure, step_coefficients
 from shardwise.spec.cluster import ClusterSpec, DeviceSpec
@@ -52,7 +52,7 @@ _HALF_RATE = (
     *("RTX-5060-Ti-16GB", "RTX-5070-Ti", "RTX-5080", "RTX-5090"),
 )
 # Devices of another name with the same chip.
-_SAME = {
+_SAME_KERNELS = {
     **dict.fromkeys(("A100-40GB", "A800-80GB"), "A100-80GB"),
     **dict.fromkeys(("H100-96GB-500W", "H800-SXM", "GH200"), "H100-SXM"),
     "RTX-PRO-6000": "RTX-PRO-6000-Server",
@@ -60,7 +60,7 @@ _SAME = {
 # Generations whose tensor cores have no 8-bit dtype, and those that scale blocks of 32 values.
 _SIXTEEN_BITS: tuple[Architecture, ...] = ("volta", "ampere")
 _SCALED_IN_BLOCKS: tuple[Architecture, ...] = ("blackwell", "blackwell-pcie")
-_PRODUCTS = ("library", "AITER tuned")
+_PRODUCT_KERNELS = ("library", "AITER tuned")
 # Efficiency of attention's backward relative to its forward, where only the forward was measured:
 # that of FlashAttention 2 and cuDNN.
 _BACKWARD = 0.86
@@ -83,7 +83,7 @@ _LOSS_AS_IT_IS = 8.0 - 42.0
 _SUSTAINED = "sustained_"
 
 
-class _Place(NamedTuple):
+class _KernelKey(NamedTuple):
     """The properties of a device that decide which measured kernels are used for it."""
 
     name: str
@@ -93,8 +93,8 @@ class _Place(NamedTuple):
     p2p: bool = True
 
     @classmethod
-    def of(cls, device: DeviceSpec) -> _Place:
-        name = _SAME.get(device.name, device.name)
+    def of(cls, device: DeviceSpec) -> _KernelKey:
+        name = _SAME_KERNELS.get(device.name, device.name)
         nvlink, half_rate = "NVLink" in device.link, name in _HALF_RATE
         return cls(name, architecture(device), nvlink, half_rate, device.p2p)
 
@@ -110,7 +110,7 @@ def coefficients_for(cluster: ClusterSpec) -> Coefficients | None:
         found = found._replace(attention_kernels=_named_attention(cluster) or None)
     if found is None or cluster.level is None:
         return found
-    return found._replace(level=found.level * correction(cluster.level))
+    return found._replace(level=found.level * correction_factor(cluster.level))
 
 
 def _named_attention(cluster: ClusterSpec) -> Mapping[str, Mapping[str, float]]:
@@ -121,7 +121,7 @@ def _named_attention(cluster: ClusterSpec) -> Mapping[str, Mapping[str, float]]:
     device = cluster.device
     if cluster.calibration is not None or device.is_cpu:
         return {}
-    place = _Place.of(device)
+    place = _KernelKey.of(device)
     found = {}
     for attention in get_args(Attention):
         name = _kernel_of(attention, device)
@@ -181,11 +181,11 @@ def measured_attention(device: DeviceSpec, software: Software) -> Origin:
     Measured on the device itself if possible, else on a similar device; for training if possible,
     else for inference prefill.
     """
-    return _measured_attention(_Place.of(device), software.attention_on(device))
+    return _measured_attention(_KernelKey.of(device), software.attention_on(device))
 
 
 @cache
-def _measured_attention(place: _Place, name: str) -> Origin:
+def _measured_attention(place: _KernelKey, name: str) -> Origin:
     for kernel in dict.fromkeys((name, "FA2")):
         # Inference kernels were measured forward only, but may be on a more similar device.
         found = _nearest(place, "attention", kernel, f"{kernel} prefill")
@@ -196,17 +196,17 @@ def _measured_attention(place: _Place, name: str) -> Origin:
 
 def measured_products(device: DeviceSpec) -> Origin:
     """The bf16 matrix product kernel used for a device: its own, else a similar device's."""
-    return _measured_products(_Place.of(device))
+    return _measured_products(_KernelKey.of(device))
 
 
 @cache
-def _measured_products(place: _Place) -> Origin:
-    found = _nearest(place, "matmul", *_PRODUCTS)
+def _measured_products(place: _KernelKey) -> Origin:
+    found = _nearest(place, "matmul", *_PRODUCT_KERNELS)
     assert found is not None, "each generation has measured products"
     return found
 
 
-def _nearest(place: _Place, family: Family, *names: str, dtype: str = "bf16") -> Origin | None:
+def _nearest(place: _KernelKey, family: Family, *names: str, dtype: str = "bf16") -> Origin | None:
     """The first of the named kernels measured on the device, else on the most similar device.
 
     None if no similar device has any of them in this dtype.
@@ -220,7 +220,7 @@ def _nearest(place: _Place, family: Family, *names: str, dtype: str = "bf16") ->
     return None
 
 
-def _products(device: DeviceSpec) -> dict[str, float]:
+def _product_coefficients(device: DeviceSpec) -> dict[str, float]:
     """The coefficients of bf16 matrix products: efficiency, and seconds per product."""
     kernel = measured_products(device).kernel
     assert isinstance(kernel, ProductKernel)
@@ -228,7 +228,7 @@ def _products(device: DeviceSpec) -> dict[str, float]:
 
 
 @cache
-def low_bit_products(place: _Place, dtype: LinearDType) -> Mapping[str, float]:
+def low_bit_products(place: _KernelKey, dtype: LinearDType) -> Mapping[str, float]:
     """Seconds of low-bit matrix products relative to 16 bits, and their cast width, by coefficient.
 
     Both are taken from one device that has measured both. Scales per 32 values are priced like one
@@ -236,11 +236,11 @@ def low_bit_products(place: _Place, dtype: LinearDType) -> Mapping[str, float]:
     measured.
     """
     name = "nvfp4" if dtype == "nvfp4" else "fp8"
-    found = _nearest(place, "matmul", *_PRODUCTS, dtype=name)
+    found = _nearest(place, "matmul", *_PRODUCT_KERNELS, dtype=name)
     if found is None or (dtype == "mxfp8" and place.kind not in _SCALED_IN_BLOCKS):
         return {}
     low = found.kernel
-    wide = _measured_products(_Place(low.device, place.kind, place.nvlink)).kernel
+    wide = _measured_products(_KernelKey(low.device, place.kind, place.nvlink)).kernel
     assert isinstance(low, ProductKernel)
     assert isinstance(wide, ProductKernel)
     # Both peaks are those of the device with the low-bit kernel, if it is in the catalogue.
@@ -264,11 +264,11 @@ def can_multiply(device: DeviceSpec, dtype: LinearDType) -> bool:
     """Whether a device has matrix products in this low-bit dtype, with measured kernels."""
     if device.is_cpu or not is_known(device):
         return False
-    place = _Place.of(device)
+    place = _KernelKey.of(device)
     return place.kind not in _SIXTEEN_BITS and bool(low_bit_products(place, dtype))
 
 
-def _low_bits(place: _Place, fitted: Mapping[str, float]) -> dict[str, float]:
+def _low_bits(place: _KernelKey, fitted: Mapping[str, float]) -> dict[str, float]:
     """Coefficients of low-bit matrix products in a step: kernel figures times fitted factors."""
     found: dict[str, float] = {}
     for dtype in get_args(LinearDType):
@@ -278,14 +278,14 @@ def _low_bits(place: _Place, fitted: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
-def _attention(device: DeviceSpec, software: Software) -> dict[str, float]:
+def _attention_coefficients(device: DeviceSpec, software: Software) -> dict[str, float]:
     """The coefficients of attention: forward, backward, and heads of 64."""
     return _coefficients_of_attention(device, software.attention_on(device))
 
 
 def _coefficients_of_attention(device: DeviceSpec, name: str) -> dict[str, float]:
     """The coefficients of attention with one kernel."""
-    kernel = _measured_attention(_Place.of(device), name).kernel
+    kernel = _measured_attention(_KernelKey.of(device), name).kernel
     assert isinstance(kernel, AttentionKernel)
     efficiency, backward = kernel.efficiency, kernel.backward or _BACKWARD
     if kernel.passes == "together":
@@ -296,12 +296,13 @@ def _coefficients_of_attention(device: DeviceSpec, name: str) -> dict[str, float
         "attention_half_span": kernel.half_span,
         "attention_backward": backward,
         "attention_backward_span": kernel.backward_half_span or 1.0,
-        "narrow_heads": kernel.head_64 or _narrow(_Place.of(device), kernel.kernel),
+        "narrow_heads": kernel.head_64
+        or _narrow_heads_factor(_KernelKey.of(device), kernel.kernel),
     }
 
 
 @cache
-def _narrow(place: _Place, name: str) -> float:
+def _narrow_heads_factor(place: _KernelKey, name: str) -> float:
     """Efficiency with heads of 64 relative to 128, from a similar device's kernel; 1.0 if none."""
     for candidate in _MEASURED[place.kind]:
         found = find_kernel(candidate, "attention", name, "bf16")
@@ -311,7 +312,7 @@ def _narrow(place: _Place, name: str) -> float:
 
 
 @cache
-def _links(place: _Place) -> dict[str, float]:
+def _link_coefficients(place: _KernelKey) -> dict[str, float]:
     """The coefficients of the link inside a node, from a measured all-gather or a default.
 
     Without peer-to-peer copies, all collectives go through host memory.
@@ -326,10 +327,14 @@ def _links(place: _Place) -> dict[str, float]:
     peers = _RANKS - 1
     share = gather.share / (1.0 + gather.half_peers / peers)
     hop_s = (gather.setup_s + gather.call_s) / peers + gather.hop_s
-    return {"link_efficiency": share, "hop_latency_s": hop_s, **_reduced(gather.device, share)}
+    return {
+        "link_efficiency": share,
+        "hop_latency_s": hop_s,
+        **_reduce_speedup(gather.device, share),
+    }
 
 
-def _reduced(device: str, share: float) -> dict[str, float]:
+def _reduce_speedup(device: str, share: float) -> dict[str, float]:
     """The `reduce_speedup` of a device whose switches sum all-reduces; empty if not measured.
 
     `share` is what an all-gather gets of the link.
@@ -354,13 +359,13 @@ def coefficients_of(
     mean = sum(shares.values()) / len(shares)
     sustained = shares.get(_SUSTAINED + architecture(device), mean)
     shared = {name: value for name, value in fitted.items() if name in Coefficients._fields}
-    own = _of_stack(software.stack, fitted)
+    own = _stack_coefficients(software.stack, fitted)
     by_head = {
         "plain": 0.0,
         "16-bit loss": _LOSS_AS_IT_IS,
         "vocabulary chunks": fitted["head_bytes"],
     }
-    products, attention = _products(device), _attention(device, software)
+    products, attention = _product_coefficients(device), _attention_coefficients(device, software)
     attention["attention_efficiency"] *= own.pop("attention_factor", 1.0)
     known = {
         "matmul_half_s": 0.0,
@@ -369,8 +374,8 @@ def coefficients_of(
         "exchange_latency_s": _EXCHANGE_S,
         **products,
         **attention,
-        **_links(_Place.of(device)),
-        **_low_bits(_Place.of(device), fitted),
+        **_link_coefficients(_KernelKey.of(device)),
+        **_low_bits(_KernelKey.of(device), fitted),
         **shared,
         **own,
         "matmul_efficiency": products["matmul_efficiency"] * sustained,
@@ -379,7 +384,7 @@ def coefficients_of(
     return Coefficients(**known)
 
 
-def _of_stack(stack: str, fitted: Mapping[str, float]) -> dict[str, float]:
+def _stack_coefficients(stack: str, fitted: Mapping[str, float]) -> dict[str, float]:
     """The fitted values named "stack.name", by name; empty for a stack without runs."""
     start = f"{stack}."
     return {n.removeprefix(start): v for n, v in fitted.items() if stack and n.startswith(start)}

@@ -14,14 +14,14 @@ from shardwise.spec.catalogue import figure
 from shardwise.spec.level import Level
 
 
-def correction(level: Level) -> float:
+def correction_factor(level: Level) -> float:
     """The factor by which predicted seconds are multiplied, from the measured steps of a level."""
     between, within = _deviations(level.regime)
     weight = level.steps * between**2 / (level.steps * between**2 + within**2)
     return float(level.factor**weight)
 
 
-def narrowing(regime: str, steps: int) -> float:
+def narrowing_factor(regime: str, steps: int) -> float:
     """Width of the error interval after `steps` measured steps, relative to the width before."""
     between, within = _deviations(regime)
     left = between**2 * within**2 / (steps * between**2 + within**2)

@@ -29,7 +29,7 @@ from shardwise.predict.program.step import Steps, emit_steps
 from shardwise.spec.optimizer import Optimizer
 from shardwise.units.unit import ModelUnits
 
-Ledger = dict[str, Floats]
+BytesByTerm = dict[str, Floats]
 # A search needs only the peak, and how many bytes of it are gradients.
 _ALL_TERMS = {term: term for term in TERMS}
 _GRADIENTS_APART = {term: "gradients" if term == "gradients" else "other" for term in TERMS}
@@ -40,7 +40,7 @@ class Memory:
     """Bytes on one device at the largest moment of each phase, one column per configuration."""
 
     # By phase and memory term.
-    phases: dict[str, Ledger]
+    phases: dict[str, BytesByTerm]
     host_bytes: Floats
     # Whether gradients are reduce-scattered and parameters gathered on separate streams, and the
     # bytes of the largest gather.
@@ -114,7 +114,7 @@ def memory_of(steps: Steps, *, by_term: bool = True) -> Memory:
     )
 
 
-def sum_terms(ledger: Ledger) -> Floats:
+def sum_terms(ledger: BytesByTerm) -> Floats:
     """Bytes of all terms of a ledger together, by configuration."""
     total: Floats = np.sum(list(ledger.values()), axis=0)
     return total
@@ -132,7 +132,7 @@ def peaks(program: Program, rows: int, lines: dict[str, str] = _ALL_TERMS) -> Fl
     return np.stack([fold.best[phase].ledger for phase in PHASES])
 
 
-class _Best(NamedTuple):
+class _LargestInstant(NamedTuple):
     """The largest instant of a phase so far: bytes in total, and by line and row."""
 
     total: Floats
@@ -144,7 +144,7 @@ class _Fold:
 
     def __init__(self, line: dict[str, int], now: Floats, phase: str = "forward") -> None:
         self.line, self.now, self.phase = line, now, phase
-        self.best: dict[str, _Best] = {}
+        self.best: dict[str, _LargestInstant] = {}
 
     def read(self, program: Program) -> None:
         for event in program:
@@ -154,7 +154,7 @@ class _Fold:
                 alive = self.now.copy()
                 for term, size in event.also:
                     alive[self.line[term]] += size
-                self._look(self.phase, alive, alive.sum(axis=0))
+                self._compare_with_largest(self.phase, alive, alive.sum(axis=0))
             elif isinstance(event, Repeat):
                 self._repeat(event)
             elif isinstance(event, Phase):
@@ -172,12 +172,12 @@ class _Fold:
         for phase, (_, ledger) in body.best.items():
             alive = base + ledger
             total = np.where(event.times > 0, alive.sum(axis=0), -np.inf)
-            self._look(phase, alive, total)
+            self._compare_with_largest(phase, alive, total)
         self.now += body.now * event.times
 
-    def _look(self, phase: str, alive: Floats, total: Floats) -> None:
+    def _compare_with_largest(self, phase: str, alive: Floats, total: Floats) -> None:
         if phase not in self.best:
-            self.best[phase] = _Best(total, alive)
+            self.best[phase] = _LargestInstant(total, alive)
             return
         best = self.best[phase]
         larger = total > best.total

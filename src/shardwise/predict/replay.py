@@ -9,7 +9,16 @@ import numpy as np
 
 from shardwise.predict.configurations import Configurations
 from shardwise.predict.kernels import coefficients_for
-from shardwise.predict.program.events import ROOT, Alloc, Event, Instant, Program, Repeat, Run, Wait
+from shardwise.predict.program.events import (
+    ROOT_UNIT,
+    Alloc,
+    Event,
+    Instant,
+    Program,
+    Repeat,
+    Run,
+    Wait,
+)
 from shardwise.predict.program.prices import Prices
 from shardwise.predict.program.sizes import Sizes
 from shardwise.predict.program.step import step_program
@@ -57,7 +66,11 @@ def replay(
             if end > start:
                 block = grouped.blocks[event.unit].name + f" {event.unit}"
                 unit = (
-                    None if event.work == "optimizer" else "root" if event.unit == ROOT else block
+                    None
+                    if event.work == "optimizer"
+                    else "root"
+                    if event.unit == ROOT_UNIT
+                    else block
                 )
                 builder.add(event.work, start, end, _KINDS[event.work], event.name, unit)
         elif isinstance(event, Wait):

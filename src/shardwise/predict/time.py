@@ -21,7 +21,7 @@ from shardwise.predict.configurations import Bools, Configurations, Floats, Ints
 from shardwise.predict.kernels import coefficients_for
 from shardwise.predict.program.events import (
     COMMUNICATION,
-    INSIDE,
+    INNER_AXES,
     Cost,
     Program,
     Repeat,
@@ -135,7 +135,7 @@ def schedule(program: Program, shape: tuple[int, ...], prices: Priced) -> Times:
 
 # Times this close are equal, relative to the latest register: rounding.
 _ROUNDING = 1e-13
-_SPENT = ("compute", "copy", "optimizer", "communication", *INSIDE)
+_SPENT_KINDS = ("compute", "copy", "optimizer", "communication", *INNER_AXES)
 
 
 class Streams:
@@ -147,14 +147,14 @@ class Streams:
         self.index = {name: number for number, name in enumerate(dict.fromkeys(names))}
         # Number of registers that are times; the rows after them are sums of seconds.
         self.times = len(self.index)
-        for work in _SPENT:
+        for work in _SPENT_KINDS:
             self.index[f"spent on {work}"] = len(self.index)
         self.at: Floats = np.zeros((len(self.index), *shape))
         # A view of each register, so that a lookup needs no numpy call.
         self.rows: dict[str, Floats] = {name: self.at[row] for name, row in self.index.items()}
-        self.spending = {work: self.rows[f"spent on {work}"] for work in _SPENT[:3]}
+        self.spending = {work: self.rows[f"spent on {work}"] for work in _SPENT_KINDS[:3]}
         self.spending |= dict.fromkeys(COMMUNICATION, self.rows["spent on communication"])
-        self.inside = {stream: self.rows[f"spent on {stream}"] for stream in INSIDE}
+        self.inside = {stream: self.rows[f"spent on {stream}"] for stream in INNER_AXES}
         self.queued: dict[str, int] = {}
 
     def free(self, name: str) -> Floats:
@@ -263,12 +263,12 @@ class Streams:
             left = left - playing
             if not left.any():
                 return
-            settled = (left > 0) & self._settled(before, changed, last)
+            settled = (left > 0) & self._is_steady(before, changed, last)
             if settled.any():
                 self.at += changed * np.where(settled, left, 0)
                 left = np.where(settled, 0, left)
 
-    def _settled(self, before: Floats, changed: Floats, last: Floats | None) -> Bools:
+    def _is_steady(self, before: Floats, changed: Floats, last: Floats | None) -> Bools:
         """Mask of rows in which every further repetition will change the registers as this one did.
 
         Each register must meet one of three conditions. It advanced by the same time as the first.

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 # Offset of tcpi_bytes_acked and tcpi_bytes_received in struct tcp_info.
-_CARRIED = struct.Struct("=120xQQ")
+_TCP_BYTES = struct.Struct("=120xQQ")
 
 
 def limit_silence(connection: socket.socket, seconds: float) -> None:
@@ -48,7 +48,7 @@ class Connections:
                     limit_silence(connection, self._lost_after_s)
                 limited.add(number)
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                carried += sum(_CARRIED.unpack_from(info))
+                carried += sum(_TCP_BYTES.unpack_from(info))
         self._limited = limited
         return carried
 
@@ -59,13 +59,13 @@ def _connections() -> Iterator[tuple[str, socket.socket]]:
         with suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{name}")
             if target.startswith("socket:["):
-                with _borrowed(int(name)) as connection:
+                with _borrow_socket(int(name)) as connection:
                     if _is_connected(connection):
                         yield target, connection
 
 
 @contextmanager
-def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+def _borrow_socket(descriptor: int) -> Iterator[socket.socket]:
     """Yield a copy of a socket that has another owner; closing the copy leaves it open."""
     copy = socket.socket(fileno=os.dup(descriptor))
     try:

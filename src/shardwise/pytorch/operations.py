@@ -22,7 +22,7 @@ class Elementwise:
     cast: bool
 
 
-def fused(operations: list[Elementwise], saved: set[int]) -> tuple[int, float]:
+def fused_cost(operations: list[Elementwise], saved: set[int]) -> tuple[int, float]:
     """(kernels, bytes) of element-wise operations, merged as the formulas count them.
 
     `saved` are the numbers of storages that autograd saves. Coefficients were fitted with the
@@ -92,7 +92,7 @@ def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
     """
     if func is CPU_ATTENTION:
         query, key, value = args[:3]
-        shapes = (query.shape, _expanded(key, query), _expanded(value, query))
+        shapes = (query.shape, _expanded_shape(key, query), _expanded_shape(value, query))
         return float(sdpa_flop_count(*shapes))  # type: ignore[no-untyped-call]
     if func.overloadpacket is GROUPED_MATMUL:
         # Every row is multiplied with the matrix of one expert; in the backward every row adds to
@@ -103,6 +103,6 @@ def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
     return float(count(*args, **kwargs, out_val=out)) if count is not None else 0.0
 
 
-def _expanded(tensor: torch.Tensor, like: torch.Tensor) -> torch.Size:
+def _expanded_shape(tensor: torch.Tensor, like: torch.Tensor) -> torch.Size:
     """The shape of keys or values after expansion to all query heads (GQA)."""
     return torch.Size((tensor.shape[0], like.shape[1], *tensor.shape[2:]))

@@ -23,10 +23,12 @@ def adapter_words(model: Model, trained: int, total: int) -> str:
     if kept is not None:
         stored += f", but for the experts, which stay in {kept}"
     share = f"{show_count(trained)} of {show_count(total)} parameters"
-    return f"Trains {_what(adapter, experts)}: {share}. The rest is frozen, stored {stored}."
+    return (
+        f"Trains {_trained_parts(adapter, experts)}: {share}. The rest is frozen, stored {stored}."
+    )
 
 
-def _what(adapter: Adapter, experts: bool) -> str:
+def _trained_parts(adapter: Adapter, experts: bool) -> str:
     """The trained parts, such as "LoRA of rank 16 on all linear layers"."""
     parts = []
     if adapter.rank is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from shardwise.observe.against import UNIT_TERMS, Against
+from shardwise.observe.against import UNIT_TERMS, RankComparison
 from shardwise.report.screen import plain_table, show_error
 from shardwise.report.trace import merge_equal_rows
 from shardwise.step.comparison import Term
@@ -14,7 +14,9 @@ from shardwise.step.words import milliseconds
 MAX_UNITS = 12
 
 
-def print_against(out: Console, compared: Against | None, traffic: list[Term], rank: str) -> None:
+def print_rank_comparison(
+    out: Console, compared: RankComparison | None, traffic: list[Term], rank: str
+) -> None:
     """Print terms of a step, predicted and measured, then FSDP units.
 
     `compared` is None if the step could not be simulated. `traffic` are terms of collectives.
@@ -61,9 +63,9 @@ def _pair(term: Term) -> str:
     """Milliseconds of both values of a term, as "simulated → measured"; "-" if both are 0."""
     if not term.first and not term.second:
         return "-"
-    return " → ".join(term.texts({"ns": _short}))
+    return " → ".join(term.texts({"ns": _milliseconds}))
 
 
-def _short(nanoseconds: float) -> str:
+def _milliseconds(nanoseconds: float) -> str:
     """Nanoseconds as milliseconds, without a unit."""
     return milliseconds(nanoseconds, ".2g", 9.95)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from shardwise.observe.diff import Diff, Side, StepPart
+from shardwise.observe.diff import Diff, KernelTiming, StepPart
 from shardwise.report.screen import plain_table, screen
 from shardwise.step.words import MILLISECOND, signed_percent
 
@@ -82,7 +82,7 @@ def _print_parts(out: Console, diff: Diff) -> None:
     out.print("Milliseconds per step (average).", style="dim")
 
 
-def _time(side: Side) -> str:
+def _time(side: KernelTiming) -> str:
     """Milliseconds per step with their spread."""
     spread = f" ± {side.spread_ns / MILLISECOND:,.1f}" if side.spread_ns else ""
     return f"{side.step_ns / MILLISECOND:,.1f}{spread} ms"

@@ -11,7 +11,12 @@ from rich.text import Text
 
 from shardwise.report.adapter import adapter_words
 from shardwise.report.bars import print_memory, print_step
-from shardwise.report.estimate_words import NO_WAY, not_compared, way_words, ways_title
+from shardwise.report.estimate_words import (
+    NOTHING_FITS,
+    changes_title,
+    fitting_change_words,
+    not_compared,
+)
 from shardwise.report.kernel_words import kernel_words
 from shardwise.report.screen import option, paragraph, plain_table, screen
 from shardwise.spec.dtype import DTYPE_BYTES
@@ -36,13 +41,8 @@ if TYPE_CHECKING:
     from shardwise.planning.ways import Change
 
 
-def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -> None:
-    """Print the prediction for one configuration, in at most 80 columns.
-
-    `ways` are changes that would make it fit. They are printed unless the verdict is "fits".
-    """
-    out = screen()
-    strategy, memory = run.strategy, profile.known_memory
+def _print_run(out: Console, run: RunSpec, profile: StepProfile) -> None:
+    """Print what is estimated: model, cluster and configuration, with notes on its arithmetic."""
     out.print(
         Text(f"{profile.model['name']}", style="bold")
         + Text(f" ({show_count(profile.model['parameters'])} parameters) on {run.cluster}")
@@ -53,18 +53,26 @@ def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -
         trained = profile.model.get("trained_parameters", 0)
         out.print(adapter_words(run.model, trained, profile.model["parameters"]))
         _print_unquantised(out, run.model)
-    if run.cluster.device.peak and run.cluster.device.peak_flops(strategy.param_dtype) is None:
-        out.print(
-            f"Note: {run.cluster.device.name} has no fast {strategy.param_dtype}. Try --precision "
-            "fp16 or fp32."
-        )
+    device, dtype = run.cluster.device, run.strategy.param_dtype
+    if device.peak and device.peak_flops(dtype) is None:
+        out.print(f"Note: {device.name} has no fast {dtype}. Try --precision fp16 or fp32.")
     for note in (
-        method_words(run.job, strategy),
-        *arithmetic_words(strategy, run.job.optimizer),
-        package_words(strategy),
+        method_words(run.job, run.strategy),
+        *arithmetic_words(run.strategy, run.job.optimizer),
+        package_words(run.strategy),
     ):
         if note:
             out.print(note)
+
+
+def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -> None:
+    """Print the prediction for one configuration, in at most 80 columns.
+
+    `ways` are changes that would make it fit. They are printed unless the verdict is "fits".
+    """
+    out = screen()
+    strategy, memory = run.strategy, profile.known_memory
+    _print_run(out, run, profile)
     out.print()
     out.print(_headline(profile))
     if memory.verdict == "does not fit":
@@ -274,11 +282,11 @@ def _time(time: TimeProfile, rates: ThroughputProfile) -> str:
 def print_ways(out: Console, ways: Sequence[Change], of: str = "", in_stack: bool = False) -> None:
     """Print changes after which the run fits, or that no change of settings helps.
 
-    For `of` and `in_stack` see `ways_title`.
+    For `of` and `in_stack` see `changes_title`.
     """
     if not ways:
-        out.print(NO_WAY)
+        out.print(NOTHING_FITS)
         return
-    out.print(Text(ways_title(ways, of, in_stack), style="bold"))
+    out.print(Text(changes_title(ways, of, in_stack), style="bold"))
     for way in ways:
-        option(out, way_words(way))
+        option(out, fitting_change_words(way))

@@ -13,7 +13,9 @@ from shardwise.step.memory_words import show_memory
 if TYPE_CHECKING:
     from shardwise.planning.ways import Change
 
-NO_WAY = "No change of settings makes it fit. Use a shorter sequence, or devices with more memory."
+NOTHING_FITS = (
+    "No change of settings makes it fit. Use a shorter sequence, or devices with more memory."
+)
 
 
 def not_compared(cluster: ClusterSpec) -> str:
@@ -24,7 +26,7 @@ def not_compared(cluster: ClusterSpec) -> str:
     return "\n" + UnfittedDevice(device=cluster.device.name, evidence=found).words()
 
 
-def ways_title(ways: Sequence[Change], of: str = "", in_stack: bool = False) -> str:
+def changes_title(ways: Sequence[Change], of: str = "", in_stack: bool = False) -> str:
     """The heading of a list of options that make a run fit.
 
     `of` is the command that has the options, if it is another command. `in_stack`: the memory is
@@ -35,7 +37,7 @@ def ways_title(ways: Sequence[Change], of: str = "", in_stack: bool = False) -> 
     return f"Lower-memory options{risky}{whose}"
 
 
-def way_words(way: Change) -> str:
+def fitting_change_words(way: Change) -> str:
     """The options of a change, and the memory per device that the run then needs.
 
     Its own memory and, if any, host memory.

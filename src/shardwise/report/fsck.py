@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from shardwise.checkpoint.verify.findings import Checked, Finding
+from shardwise.checkpoint.verify.findings import CheckedCheckpoint, Finding
 from shardwise.report.screen import screen
 
 _MAX_FINDINGS, _LABEL = 20, 16
@@ -19,7 +19,7 @@ _STYLES = {"broken": "bold red", "unverifiable": "yellow", "stale": "yellow"}
 
 
 def print_checked(
-    checked: Sequence[Checked],
+    checked: Sequence[CheckedCheckpoint],
     incomplete: Sequence[str],
     seconds: float,
 ) -> None:
@@ -38,7 +38,7 @@ def print_checked(
         out.print(f"{_bytes(total)} verified in {seconds:.1f} s{rate}", style="dim")
 
 
-def _show(out: Console, one: Checked) -> None:
+def _show(out: Console, one: CheckedCheckpoint) -> None:
     """Print the verdict, size, findings and notes of one checkpoint."""
     verdict = Text("intact", style="green")
     if not one.intact:
@@ -74,7 +74,7 @@ def _bytes(count: int) -> str:
     return f"{count / 1e9:,.2f} GB" if count >= 1e8 else f"{count / 1e6:,.2f} MB"
 
 
-def checked_json(one: Checked) -> dict[str, Any]:
+def checked_json(one: CheckedCheckpoint) -> dict[str, Any]:
     """A verified checkpoint as a JSON object, with every finding."""
     return {
         "path": one.url,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwise.predict.kernels import measured_attention, measured_products
-from shardwise.predict.level import correction
+from shardwise.predict.level import correction_factor
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.level import Level
 from shardwise.spec.software import find_software
@@ -33,7 +33,7 @@ def _corrected_words(cluster: ClusterSpec) -> str:
     counted = "one measured step" if steps == 1 else f"{steps} measured steps"
     return (
         f" Times are corrected by {counted}, which took {times:.2f} times as long as predicted "
-        f"(× {correction(cluster.level):.2f})."
+        f"(× {correction_factor(cluster.level):.2f})."
     )
 
 

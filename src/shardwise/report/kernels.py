@@ -42,14 +42,14 @@ def _factor(value: float | None) -> str:
     return "" if value is None else f"× {value:.2f}"
 
 
-def _whole(value: float) -> str:
+def _integer_text(value: float) -> str:
     """A number without decimals."""
     return f"{value:,.0f}"
 
 
 def _tokens(value: float) -> str:
     """A number of tokens; from 10,000 on in multiples of 1,024, such as "16k"."""
-    return _whole(value) if value < 10_000 else f"{value / 1024:,.0f}k"
+    return _integer_text(value) if value < 10_000 else f"{value / 1024:,.0f}k"
 
 
 def _flops(value: float) -> str:
@@ -111,7 +111,7 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
         _KERNEL,
         Column("passes", "pass", _PASSES.__getitem__),
         _OF_PEAK,
-        Column("half_span", "half at", _whole),
+        Column("half_span", "half at", _integer_text),
         _CALL,
         Column("backward", "bwd", _factor),
         Column("full_half_span", "no mask", _factor),
@@ -123,7 +123,7 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
     "grouped": (
         _KERNEL,
         _OF_PEAK,
-        Column("half_tokens", "half at", _whole),
+        Column("half_tokens", "half at", _integer_text),
         _CALL,
         Column("routed_width", "routing at", lambda n: f"{n:,.0f} wide"),
         _SPREAD,
@@ -159,7 +159,7 @@ _SUMMARY_COLUMNS = (
     Column("device", "device", left=True),
     Column("family", "family", TITLES.__getitem__, left=True),
     Column("kernels", "kernels"),
-    Column("rows", "measured", _whole),
+    Column("rows", "measured", _integer_text),
     Column("sources", "sources"),
     _SPREAD,
 )

@@ -26,8 +26,8 @@ from shardwise.step.words import percent
 
 LEVELS = "▁▂▃▄▅▆▇█"
 _NAMED = "named by the recording"
-_LABEL = 10
-_PLACE = 38
+_LABEL_WIDTH = 10
+_PLACE_WIDTH = 38
 _SOURCES = {
     "snapshot": "allocator events",
     "timeline": "events of torch.profiler",
@@ -216,7 +216,7 @@ def sparkline(levels: Sequence[int], highest: int, width: int) -> str:
 def _print_curve(out: Console, memory: Memory) -> None:
     """Print allocated and reserved bytes over the recording, and mark the peak."""
     curve, peak = memory.curve, memory.peak
-    width = out.width - _LABEL
+    width = out.width - _LABEL_WIDTH
     highest = max(curve.allocated + (curve.reserved or []))
     out.print(Text("allocated ") + Text(sparkline(curve.allocated, highest, width), style="cyan"))
     if curve.reserved is not None:
@@ -227,7 +227,7 @@ def _print_curve(out: Console, memory: Memory) -> None:
     events = f"event {peak.event:,} of {peak.events:,}"
     label = f"peak: {events}{_seconds(curve)}"
     device = "" if memory.device is None else f" of device {memory.device}"
-    indent = _LABEL + at
+    indent = _LABEL_WIDTH + at
     if indent + 2 + len(label) <= out.width:
         line = " " * indent + "^ " + label
     else:
@@ -274,7 +274,7 @@ def _holders(memory: Memory, top: int) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for holder in memory.holders[:top]:
         table.add_row(
-            _place(holder),
+            _holder_place(holder),
             holder.category,
             show_gib(holder.bytes),
             _percent(holder.bytes, memory),
@@ -283,12 +283,12 @@ def _holders(memory: Memory, top: int) -> Table:
     return table
 
 
-def _place(holder: Holder) -> str:
+def _holder_place(holder: Holder) -> str:
     """File, line and function, shortened to the width of the column."""
     place = holder.place
     if holder.file is not None and PurePosixPath(holder.file).name == "__init__.py":
         place = f"{PurePosixPath(holder.file).parent.name}/{place}"
-    return cut(place, _PLACE)
+    return cut(place, _PLACE_WIDTH)
 
 
 def _percent(size: int, memory: Memory) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from shardwise.planning.least import MOST_DEVICES, Least
 from shardwise.planning.money import (
     BILLION,
     DAY,
@@ -13,15 +12,16 @@ from shardwise.planning.money import (
     Budget,
     Cost,
     SizeChoice,
-    Sized,
+    SizedCandidate,
 )
 from shardwise.planning.problem import Problem
+from shardwise.planning.threshold import MOST_DEVICES, Threshold
 from shardwise.planning.vary import needs_network
 from shardwise.report.table import Cell, Column, Table
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.quantity import show_count
 from shardwise.spec.strategy_words import shorthand
-from shardwise.step.words import capital, multiple, percent
+from shardwise.step.words import capital, percent, ratio_text
 
 
 class Figure(NamedTuple):
@@ -34,7 +34,7 @@ class Figure(NamedTuple):
         return f"{self.number} {self.unit}" if self.unit else self.number
 
 
-def _long(seconds: float) -> Figure:
+def _duration(seconds: float) -> Figure:
     """Seconds as hours, or as days from one day on."""
     days = seconds / DAY
     return (
@@ -42,19 +42,19 @@ def _long(seconds: float) -> Figure:
     )
 
 
-def _money(amount: float) -> Figure:
+def _amount(amount: float) -> Figure:
     """An amount as text: cents below 100."""
     return Figure(f"{amount:,.0f}" if amount >= 100 else f"{amount:,.2f}")
 
 
-def show_long(seconds: float) -> str:
+def show_duration(seconds: float) -> str:
     """Seconds as text in hours, or in days from one day on."""
-    return str(_long(seconds))
+    return str(_duration(seconds))
 
 
 def show_money(amount: float) -> str:
     """An amount in the currency of `--price`; cents below 100."""
-    return str(_money(amount))
+    return str(_amount(amount))
 
 
 def cost_words(budget: Budget, tokens_per_s: float, cluster: ClusterSpec) -> str:
@@ -66,22 +66,22 @@ def cost_words(budget: Budget, tokens_per_s: float, cluster: ClusterSpec) -> str
         return ""
     cost = budget.cost(tokens_per_s, cluster)
     parts = [
-        _between(cost, cost.seconds, _long) if cost.seconds is not None else "",
+        _with_interval(cost, cost.seconds, _duration) if cost.seconds is not None else "",
         f"{cost.device_hours:,.0f} device-hours" if cost.money is None else "",
-        f"money {_between(cost, cost.money, _money)}" if cost.money is not None else "",
+        f"money {_with_interval(cost, cost.money, _amount)}" if cost.money is not None else "",
     ]
     sentence = f"For {tokens_words(budget)}: {', '.join(part for part in parts if part)}."
     if budget.listed is not None:
         sentence += f" {list_price_words(budget)}"
     if budget.deadline_s is None or cost.seconds is None:
         return sentence
-    deadline, upper = show_long(budget.deadline_s), budget.upper_s(tokens_per_s, cluster) or 0.0
+    deadline, upper = show_duration(budget.deadline_s), budget.upper_s(tokens_per_s, cluster) or 0.0
     if not budget.in_time(tokens_per_s):
         sentence += f" Misses the deadline of {deadline}."
     elif upper > budget.deadline_s:
         sentence += (
-            f" Deadline of {deadline}: met by the estimate ({show_long(cost.seconds)}), not by the "
-            f"upper end of the 90% interval ({show_long(upper)})."
+            f" Deadline of {deadline}: met by the estimate ({show_duration(cost.seconds)}), not by "
+            f"the upper end of the 90% interval ({show_duration(upper)})."
         )
     return sentence
 
@@ -97,7 +97,7 @@ def list_price_words(budget: Budget) -> str:
     )
 
 
-def _between(cost: Cost, value: float, figure_of: Callable[[float], Figure]) -> str:
+def _with_interval(cost: Cost, value: float, figure_of: Callable[[float], Figure]) -> str:
     """A figure with its 90 % interval; the upper end allows for failures."""
     figure, ends = figure_of(value), [figure_of(value * (1 + end)) for end in cost.interval]
     one_unit = {end.unit for end in ends} == {figure.unit}
@@ -114,15 +114,15 @@ def cost_columns(budget: Budget) -> tuple[Column, ...]:
     """Columns for the costs that the budget determines; CSV headers are the keys of `--json`."""
     per = "" if budget.tokens is not None else "_per_billion_tokens"
     columns = {
-        "seconds": Column("seconds", "time", show_long),
+        "seconds": Column("seconds", "time", show_duration),
         "hours": Column(f"device_hours{per}", "device-hours", lambda hours: f"{hours:,.0f}"),
         "money": Column(f"money{per}", "money", show_money),
         "in_time": Column("in_time", "in time", lambda met: "yes" if met else "late"),
     }
-    return tuple(columns[name] for name in _known(budget))
+    return tuple(columns[name] for name in _known_costs(budget))
 
 
-def _known(budget: Budget) -> list[str]:
+def _known_costs(budget: Budget) -> list[str]:
     """Keys of the costs that the budget determines: seconds, hours, money, in_time."""
     known = {
         "seconds": budget.tokens is not None,
@@ -153,10 +153,10 @@ def cost_cells(budget: Budget, tokens_per_s: float, cluster: ClusterSpec) -> lis
         "money": Cell(cost.money),
         "in_time": Cell(met, style="" if met else "red"),
     }
-    return [cells[name] for name in _known(budget)]
+    return [cells[name] for name in _known_costs(budget)]
 
 
-def sizes_table(sizes: list[Sized], budget: Budget, chosen_devices: int) -> Table:
+def sizes_table(sizes: list[SizedCandidate], budget: Budget, chosen_devices: int) -> Table:
     """One row per number of devices: layout, throughput and cost; the chosen row is bold."""
     table = Table(
         (
@@ -200,7 +200,7 @@ def size_words(choice: SizeChoice) -> str:
     return " ".join(sentences)
 
 
-def _chosen_words(choice: SizeChoice, chosen: Sized, least: Sized) -> str:
+def _chosen_words(choice: SizeChoice, chosen: SizedCandidate, least: SizedCandidate) -> str:
     """Sentence on the chosen size, against `least`, the cheapest that meets the deadline."""
     all_devices = choice.all_devices
     name = _devices(chosen, all_devices)
@@ -208,14 +208,14 @@ def _chosen_words(choice: SizeChoice, chosen: Sized, least: Sized) -> str:
         of_those = " of the sizes that meet the deadline" if choice.deadline_costs else ""
         return f"{name} cost least per token{of_those}."
     saving = _saving(least, chosen)
-    slower = multiple(chosen.candidate.tokens_per_s / least.candidate.tokens_per_s)
+    slower = ratio_text(chosen.candidate.tokens_per_s / least.candidate.tokens_per_s)
     return (
         f"{name}: {_devices(least, all_devices)} would cost {saving} less and take {slower} as "
         "long."
     )
 
 
-def _saving(cheap: Sized, chosen: Sized) -> str:
+def _saving(cheap: SizedCandidate, chosen: SizedCandidate) -> str:
     """Share of the cost per token that `cheap` saves against `chosen`, as a percentage.
 
     Never `0.0%`, which the table would contradict.
@@ -224,7 +224,7 @@ def _saving(cheap: Sized, chosen: Sized) -> str:
     return percent(share, 1) if share >= 0.001 else "under 0.1%"
 
 
-def _devices(size: Sized, all_devices: int) -> str:
+def _devices(size: SizedCandidate, all_devices: int) -> str:
     """The size as text: "All 512 devices" or "64 of 512 devices"."""
     count = size.cluster.devices
     if count == all_devices:
@@ -232,14 +232,14 @@ def _devices(size: Sized, all_devices: int) -> str:
     return f"{count:,} of {all_devices:,} devices"
 
 
-def deadline_words(found: Least, problem: Problem, budget: Budget) -> str:
+def deadline_words(found: Threshold, problem: Problem, budget: Budget) -> str:
     """Sentence: the fewest devices that meet a missed deadline, or that none do."""
     if found.answer is not None and found.answer.candidate is not None:
         candidate, cluster = found.answer.candidate, found.answer.problem.cluster
-        took = show_long(found.target.tokens / candidate.tokens_per_s)
+        took = show_duration(found.target.tokens / candidate.tokens_per_s)
         upper = budget.upper_s(candidate.tokens_per_s, cluster) or 0.0
         if upper > (budget.deadline_s or upper):
-            took += f"; upper end of the 90% interval: {show_long(upper)}"
+            took += f"; upper end of the 90% interval: {show_duration(upper)}"
         return f"To meet the deadline: {cluster.devices:,} devices ({took}): --cluster {cluster}"
     if found.obstacle == "network needed":
         return (

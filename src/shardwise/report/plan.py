@@ -12,8 +12,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from shardwise.planning.least import Least
-from shardwise.planning.money import SizeChoice, Sized
+from shardwise.planning.money import SizeChoice, SizedCandidate
 from shardwise.planning.plan import Plan
 from shardwise.planning.reasons.limits import (
     Alternative,
@@ -25,6 +24,7 @@ from shardwise.planning.reasons.reason import Reason, compared_words, share_word
 from shardwise.planning.reasons.settings import LargeBatch, StepBatch
 from shardwise.planning.reasons.warnings import Fragile
 from shardwise.planning.rows import Candidate
+from shardwise.planning.threshold import Threshold
 from shardwise.planning.ways import Change
 from shardwise.report.adapter import adapter_words
 from shardwise.report.bars import print_memory, print_step
@@ -39,13 +39,13 @@ from shardwise.report.money import (
 )
 from shardwise.report.plan_table import layouts_table
 from shardwise.report.plan_words import (
-    decided_words,
     nearest_words,
     none_fits_words,
     pace_words,
     planned_words,
     step_words,
     three_reasons,
+    tie_break_words,
 )
 from shardwise.report.screen import bullet, heading, paragraph, screen, terminal_table
 from shardwise.spec.strategy_words import (
@@ -61,7 +61,7 @@ from shardwise.step.words import COLOURS, VERDICTS
 LINES = 30
 
 
-class Room(NamedTuple):
+class Detail(NamedTuple):
     """How much of each optional part of the screen is printed."""
 
     # Rows of the table of layouts; if no configuration fits, options that would help.
@@ -75,16 +75,16 @@ class Room(NamedTuple):
 
 
 # Tried in this order until the screen has at most LINES lines.
-_ROOMS = (
-    *(Room(rows, option=True) for rows in (4, 3, 2)),
-    *(Room(rows) for rows in (2, 1)),
-    *(Room(1, reasons, gaps=False) for reasons in (3, 2, 1)),
-    Room(0, 1, gaps=False),
-    *(Room(rows, 1, gaps=False, bars=False) for rows in (1, 0)),
+_DETAIL_LEVELS = (
+    *(Detail(rows, option=True) for rows in (4, 3, 2)),
+    *(Detail(rows) for rows in (2, 1)),
+    *(Detail(1, reasons, gaps=False) for reasons in (3, 2, 1)),
+    Detail(0, 1, gaps=False),
+    *(Detail(rows, 1, gaps=False, bars=False) for rows in (1, 0)),
 )
 # Most characters of a command on the line of its sentence, and of a line of a wrapped command.
 _SHORT, _COMMAND = 40, 68
-_ALL_THAT_FITS = "--explain: all that would help"
+_EXPLAIN_HINT = "--explain: all that would help"
 _EXPLAIN = "--explain: all reasons, settings of every row, lower-memory options"
 
 
@@ -100,7 +100,7 @@ class Start(NamedTuple):
     remark: str = ""
 
 
-def print_plan(plan: Plan, start: Start, in_time: Least | None = None) -> None:
+def print_plan(plan: Plan, start: Start, in_time: Threshold | None = None) -> None:
     """Print the plan in at most 30 lines of 80 columns.
 
     `in_time` is the search for the fewest devices that meet a deadline which the plan misses.
@@ -108,8 +108,8 @@ def print_plan(plan: Plan, start: Start, in_time: Least | None = None) -> None:
     out = screen()
     profile = plan.profile(plan.winner) if plan.winner else None
     over = 0
-    for room in _ROOMS:
-        if room.option and _ROOMS[0].rows - room.rows < over:
+    for room in _DETAIL_LEVELS:
+        if room.option and _DETAIL_LEVELS[0].rows - room.rows < over:
             # A row less is at most a line less.
             continue
         with out.capture() as captured:
@@ -127,7 +127,7 @@ def print_plan(plan: Plan, start: Start, in_time: Least | None = None) -> None:
 
 
 def _print_answer(
-    out: Console, plan: Plan, winner: Candidate, profile: StepProfile, room: Room
+    out: Console, plan: Plan, winner: Candidate, profile: StepProfile, room: Detail
 ) -> None:
     """Print the recommendation, reasons and layouts, as far as `room` allows."""
     print_recommended(out, plan, winner, profile, brief=True, bars=room.bars)
@@ -140,16 +140,18 @@ def _print_answer(
     if not room.rows:
         return
     if plan.size_choice is not None and plan.size_choice.sizes:
-        print_sizes(out, plan, some_sizes(plan.size_choice, room.rows + 2))
+        print_sizes(out, plan, select_sizes(plan.size_choice, room.rows + 2))
     else:
         out.print()
         out.print(terminal_table(layouts_table(plan, room.rows, mark=False)))
-    decided = decided_words(plan)
+    decided = tie_break_words(plan)
     if decided:
         paragraph(out, decided)
 
 
-def _print_next(out: Console, plan: Plan, start: Start, in_time: Least | None, room: Room) -> None:
+def _print_next(
+    out: Console, plan: Plan, start: Start, in_time: Threshold | None, room: Detail
+) -> None:
     """Print how to meet a missed deadline, how to start the run, and further options."""
     out.print()
     if in_time is not None:
@@ -201,7 +203,7 @@ def print_recommended(
     paragraph(out, f"Recommended: {planned_words(plan, winner.strategy)}", "bold green")
     for reason in plan.why:
         if is_batch(reason):
-            paragraph(out, _said(reason, brief))
+            paragraph(out, _reason_text(reason, brief))
     for note in (
         cost_words(plan.budget, winner.tokens_per_s, problem.cluster),
         method_words(problem.job, winner.strategy),
@@ -216,7 +218,7 @@ def print_recommended(
     print_memory(out, profile.known_memory, bars)
 
 
-def _said(reason: Reason, brief: bool) -> str:
+def _reason_text(reason: Reason, brief: bool) -> str:
     """The text of a reason, in its short form if `brief`."""
     return reason.brief() if brief else reason.words()
 
@@ -226,14 +228,14 @@ def is_batch(reason: Reason) -> bool:
     return isinstance(reason, StepBatch | LargeBatch)
 
 
-def print_sizes(out: Console, plan: Plan, sizes: list[Sized]) -> None:
+def print_sizes(out: Console, plan: Plan, sizes: list[SizedCandidate]) -> None:
     """Print a table of the cost of the budget's tokens by number of devices."""
     heading(out, f"Cost of {tokens_words(plan.budget)} by size")
     chosen = plan.problem.cluster.devices
     out.print(terminal_table(sizes_table(sizes, plan.budget, chosen)))
 
 
-def some_sizes(choice: SizeChoice, most: int) -> list[Sized]:
+def select_sizes(choice: SizeChoice, most: int) -> list[SizedCandidate]:
     """At most `most` of the sizes, in their order.
 
     Kept first: the chosen, the cheapest and the largest; then those nearest to the chosen.
@@ -252,15 +254,15 @@ def start_words(start: Start) -> Iterator[str]:
     if len(start.command) < _SHORT and start.export is None:
         yield f"{head}; start it with: {start.command}"
         return
-    yield f"{head}; then:{_behind(head, start.export)}"
-    if start.export and not _behind(head, start.export):
+    yield f"{head}; then:{_export_suffix(head, start.export)}"
+    if start.export and not _export_suffix(head, start.export):
         yield f"  {start.export}"
     yield from _command_lines(start.command)
     if start.remark:
         yield start.remark
 
 
-def _behind(head: str, command: str | None) -> str:
+def _export_suffix(head: str, command: str | None) -> str:
     """A space and the export command; empty if the line after `head` has no room for it."""
     return f" {command}" if command and len(head) + len(command) <= _COMMAND - 2 else ""
 
@@ -298,14 +300,14 @@ def _option(plan: Plan) -> Iterator[str]:
             yield f"--allow-low-precision-reduce: {faster}"
 
 
-def _print_nothing_fits(out: Console, plan: Plan, room: Room) -> None:
+def _print_nothing_fits(out: Console, plan: Plan, room: Detail) -> None:
     """Print how much memory is missing, then what would make the run fit."""
     print_shortfall(out, plan, room.bars)
     if plan.withheld:
         return
     helpful = [tip for tip in plan.tips if not isinstance(tip, OtherParallelism)]
     # The first screen has room for all.
-    shown = helpful if room is _ROOMS[0] else helpful[: room.rows]
+    shown = helpful if room is _DETAIL_LEVELS[0] else helpful[: room.rows]
     if shown:
         heading(out, "What would fit")
         for tip in shown:
@@ -313,7 +315,7 @@ def _print_nothing_fits(out: Console, plan: Plan, room: Room) -> None:
     # The last of the ways is more devices, which no tip suggests.
     print_changes(out, plan, plan.ways[-1:] if helpful else plan.ways, brief=True)
     if len(shown) < len(helpful):
-        paragraph(out, _ALL_THAT_FITS)
+        paragraph(out, _EXPLAIN_HINT)
 
 
 def print_shortfall(out: Console, plan: Plan, bars: bool = True) -> None:
@@ -336,4 +338,4 @@ def print_changes(out: Console, plan: Plan, ways: Sequence[Change], *, brief: bo
         out.print()
         print_ways(out, ways, "shardwise estimate", plan.for_stack)
     for tip in others:
-        paragraph(out, _said(tip, brief), "dim")
+        paragraph(out, _reason_text(tip, brief), "dim")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from shardwise.planning.least import Least
 from shardwise.planning.plan import Plan
 from shardwise.planning.reasons.limits import OtherParallelism
 from shardwise.planning.reasons.reason import compared_words
 from shardwise.planning.reasons.warnings import LeastMemory
 from shardwise.planning.rows import Candidate
+from shardwise.planning.threshold import Threshold
 from shardwise.report.money import deadline_words
 from shardwise.report.plan import (
     Start,
@@ -22,7 +22,7 @@ from shardwise.report.plan import (
     start_words,
 )
 from shardwise.report.plan_table import layouts_table, unusual_words
-from shardwise.report.plan_words import alike_words, rule_words
+from shardwise.report.plan_words import rule_words, too_close_words
 from shardwise.report.screen import bullet, heading, option, paragraph, screen, terminal_table
 from shardwise.spec.quantity import GIB
 from shardwise.spec.strategy_words import configuration_words, shorthand
@@ -33,7 +33,7 @@ _LOWER_MEMORY = 3
 _NEVER_FIT = 4
 
 
-def print_explained(plan: Plan, start: Start, top: int, in_time: Least | None = None) -> None:
+def print_explained(plan: Plan, start: Start, top: int, in_time: Threshold | None = None) -> None:
     """Print every reason, `top` layouts with their settings, tips and lower-memory options.
 
     `in_time` is the search for the fewest devices that meet a deadline which the plan misses.
@@ -82,7 +82,7 @@ def _print_notes(out: Console, plan: Plan, top: int) -> None:
     for note in (
         unusual_words(plan, top),
         "Row 1 is the current configuration." if unchanged else "",
-        alike_words(plan),
+        too_close_words(plan),
         rule_words(plan) if len(plan.layouts) > 1 and plan.objective != "memory" else "",
         f"{plan.considered:,} configurations priced, {plan.fitting:,} fit." + _rejected(plan),
     ):

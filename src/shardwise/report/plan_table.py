@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardwise.planning.plan import Baseline, Plan
 from shardwise.report.money import added_cost_cells, added_cost_columns, sizes_table
-from shardwise.report.plan_words import ranked
+from shardwise.report.plan_words import ranked_layouts
 from shardwise.report.table import Cell, Column, Table
 from shardwise.spec.quantity import GIB, show_count, show_seconds
 from shardwise.spec.strategy_words import batch_words, recompute_cell, shorthand, unusual_settings
@@ -42,15 +42,15 @@ def layouts_table(plan: Plan, top: int, mark: bool = True) -> Table:
             *added_cost_columns(plan.budget),
         )
     )
-    for rank, one in _compared(plan, top):
+    for rank, one in _table_rows(plan, top):
         star = "*" if mark and unusual_settings(one.strategy) else ""
-        _add(table, plan, rank, one, star)
+        _add_row(table, plan, rank, one, star)
     return table
 
 
-def _compared(plan: Plan, top: int) -> list[tuple[str, Baseline]]:
+def _table_rows(plan: Plan, top: int) -> list[tuple[str, Baseline]]:
     """Ranked rows, then the baselines that are not among them, as (rank or "now", row)."""
-    best = ranked(plan, top)
+    best = ranked_layouts(plan, top)
     rows = [
         (str(rank), Baseline("", c.strategy, c.needed_bytes, "fits", c))
         for rank, c in enumerate(best, start=1)
@@ -62,7 +62,7 @@ def _compared(plan: Plan, top: int) -> list[tuple[str, Baseline]]:
     ]
 
 
-def _add(table: Table, plan: Plan, rank: str, one: Baseline, star: str) -> None:
+def _add_row(table: Table, plan: Plan, rank: str, one: Baseline, star: str) -> None:
     """Append the row of one configuration; `star` follows its layout."""
     strategy, candidate, cluster = one.strategy, one.candidate, plan.problem.cluster
     table.add(
@@ -85,7 +85,7 @@ def _add(table: Table, plan: Plan, rank: str, one: Baseline, star: str) -> None:
 def unusual_words(plan: Plan, top: int) -> str:
     """Sentence on unusual settings of starred rows; empty if there are none."""
     rows: dict[str, list[str]] = {}
-    for rank, one in _compared(plan, top):
+    for rank, one in _table_rows(plan, top):
         settings = ", ".join(unusual_settings(one.strategy))
         if settings:
             rows.setdefault(settings, []).append(rank or shorthand(one.strategy))

@@ -18,7 +18,7 @@ from shardwise.spec.quantity import show_count, show_seconds
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.strategy_words import configuration_words
 from shardwise.step.memory_words import AT_RISK, shortfall_words
-from shardwise.step.words import comparison_words, percent, span
+from shardwise.step.words import comparison_words, percent, range_text
 
 
 def step_words(plan: Plan, winner: Candidate) -> str:
@@ -32,7 +32,7 @@ def step_words(plan: Plan, winner: Candidate) -> str:
 def pace_words(plan: Plan, winner: Candidate) -> str:
     """Step time with its 90 % interval, and tokens/s per device, as text."""
     low, high = plan.interval
-    between = span(winner.step_s * (1 + low), winner.step_s * (1 + high), show_seconds)
+    between = range_text(winner.step_s * (1 + low), winner.step_s * (1 + high), show_seconds)
     per_device = winner.tokens_per_s / plan.problem.cluster.devices
     return (
         f"{show_seconds(winner.step_s)} (90% interval {between}), {per_device:,.0f} tokens/s per "
@@ -46,7 +46,7 @@ def planned_words(plan: Plan, strategy: Strategy) -> str:
     return configuration_words(strategy, seq_len=seq_len, blocks=blocks)
 
 
-def ranked(plan: Plan, top: int) -> list[Candidate]:
+def ranked_layouts(plan: Plan, top: int) -> list[Candidate]:
     """The winner, then the best of each other layout; at most `top`, empty without a winner."""
     if plan.winner is None:
         return []
@@ -54,28 +54,29 @@ def ranked(plan: Plan, top: int) -> list[Candidate]:
     return [plan.winner, *others][:top]
 
 
-def alike_words(plan: Plan) -> str:
+def too_close_words(plan: Plan) -> str:
     """Sentence: how many layouts are too close to call with the winner; empty for none."""
     alike = plan.too_close_to_call()
     if not alike:
         return ""
     within = comparison_words(plan.comparison_error)
-    return f"Too close to call ({within}): {_others(plan, alike, ' layout')}."
+    return f"Too close to call ({within}): {_other_layouts(plan, alike, ' layout')}."
 
 
-def decided_words(plan: Plan) -> str:
+def tie_break_words(plan: Plan) -> str:
     """Sentence: how many layouts are too close to call, and the tie-breaker; empty for none."""
     alike = plan.too_close_to_call()
     if not alike:
         return ""
-    told = f"Too close to call (within {percent(plan.comparison_error, 1)}): {_others(plan, alike)}"
+    others = _other_layouts(plan, alike)
+    told = f"Too close to call (within {percent(plan.comparison_error, 1)}): {others}"
     # Where the least memory or money was asked for, that decided first.
     first = plan.objective in ("memory", "money")
     rule = "" if first else "; headroom decides, then simplicity"
     return f"{told}{rule}."
 
 
-def _others(plan: Plan, count: int, of: str = "") -> str:
+def _other_layouts(plan: Plan, count: int, of: str = "") -> str:
     """Such as "3 other layouts on 64 devices"; the devices only if the plan chose their number."""
     where = f" on {plan.problem.cluster.devices:,} devices" if plan.size_choice else ""
     return f"{count:,} other{of}{'s' if count > 1 else ''}{where}"
@@ -115,12 +116,12 @@ def three_reasons(plan: Plan) -> list[Reason]:
     why = [reason for reason in plan.why if not isinstance(reason, StepBatch)]
     layout = next((r for kind in _LAYOUT for r in why if isinstance(r, kind)), None)
     # A reader of the table first asks why a faster layout was not chosen.
-    second = sorted((r for r in why if r is not layout), key=_weight)
+    second = sorted((r for r in why if r is not layout), key=_reason_order)
     chosen = [*([layout] if layout else []), *second[:1], *plan.limits_why[:1]]
     return [reason for reason in (*why, *plan.limits_why) if any(reason is one for one in chosen)]
 
 
-def _weight(reason: Reason) -> int:
+def _reason_order(reason: Reason) -> int:
     """Sort key of the second reason: 0 is the most important."""
     if isinstance(reason, Compared):
         return 0 if reason.decided_by is not None else 2

@@ -22,7 +22,7 @@ STATES: dict[State, str] = {
     "failed": "red",
     "lost": "red",
 }
-_SHOWN = {
+_FORMATS = {
     "parameters": show_count,
     "step_s": show_seconds,
     "predicted_step_s": show_seconds,
@@ -58,13 +58,13 @@ _FILES = (
     *("model", "strategy", "cluster", "planned_steps", *_USUAL, "mfu", "peak_bytes"),
     *("predicted_step_s", "recoveries"),
 )
-_LEFT = ("name", "state", "strategy", "model", "cluster")
+_LEFT_ALIGNED = ("name", "state", "strategy", "model", "cluster")
 
 
 def show_value(key: str, value: Value) -> str:
     """A value of a run as text; `key` determines its unit and decimals."""
-    if key in _SHOWN:
-        return _SHOWN[key](value)  # type: ignore[no-untyped-call]
+    if key in _FORMATS:
+        return _FORMATS[key](value)  # type: ignore[no-untyped-call]
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -92,7 +92,7 @@ def _column(key: str, on_screen: bool) -> Column:
         key,
         title,
         lambda value: show_value(key, value),
-        left=key in _LEFT,
+        left=key in _LEFT_ALIGNED,
         on_screen=on_screen,
     )
 

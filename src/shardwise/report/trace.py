@@ -142,7 +142,9 @@ def _print_collectives(
             f"{show_gb(median(rates))}/s" if rates else "unknown",
         ]
         if cluster is not None:
-            link = _link(summary, cluster, name, found[0][1].group_size) if rates else None
+            link = (
+                _link_bandwidth(summary, cluster, name, found[0][1].group_size) if rates else None
+            )
             row.append(percent(median(rates) / link) if link else "unknown")
         table.add_row(*row)
     out.print()
@@ -156,7 +158,7 @@ def _print_collectives(
         out.print("Times include waiting for ranks whose traces were not given.", style="dim")
 
 
-def _link(
+def _link_bandwidth(
     summary: Summary, cluster: ClusterSpec, operation: str, group_size: int | None
 ) -> float | None:
     """Bytes/s of the link that an operation uses; None if the group size is unknown."""

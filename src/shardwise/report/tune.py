@@ -11,7 +11,7 @@ from shardwise.report.table import ERROR, Cell, Column, Table, error_cell
 from shardwise.spec.quantity import show_seconds
 from shardwise.step.profile import relative_error
 from shardwise.step.words import percent
-from shardwise.trials.calibrate.tune import Probe, Stopped, Tuned
+from shardwise.trials.calibrate.tune import Probe, Stopped, TuneResult
 
 _COLUMNS = (
     Column("name", "strategy x micro-batch", left=True),
@@ -22,7 +22,7 @@ _COLUMNS = (
 )
 
 
-def probes_table(tuned: Tuned) -> Table:
+def probes_table(tuned: TuneResult) -> Table:
     """One row per benchmark, in the order they ran."""
     table = Table(_COLUMNS)
     for probe in tuned.probes:
@@ -38,7 +38,7 @@ def probes_table(tuned: Tuned) -> Table:
     return table
 
 
-def print_tuned(tuned: Tuned, candidates: int, output: Path) -> None:
+def print_tuned(tuned: TuneResult, candidates: int, output: Path) -> None:
     """Print the fastest configuration, why benchmarking ended, and each benchmark."""
     out = screen()
     best = tuned.best

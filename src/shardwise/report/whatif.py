@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from shardwise.planning.difference import Difference, difference
-from shardwise.planning.least import MOST_DEVICES, Least, Target
 from shardwise.planning.money import Budget
 from shardwise.planning.problem import Problem
+from shardwise.planning.threshold import MOST_DEVICES, Target, Threshold
 from shardwise.planning.vary import needs_network
 from shardwise.planning.whatif import Point
 from shardwise.report.money import (
@@ -21,7 +21,7 @@ from shardwise.report.money import (
     cost_columns,
     cost_words,
     list_price_words,
-    show_long,
+    show_duration,
     tokens_words,
 )
 from shardwise.report.screen import bar, bullet, paragraph, screen, terminal_table
@@ -38,12 +38,12 @@ from shardwise.spec.strategy_words import (
 from shardwise.spec.wording import without_key
 from shardwise.step.words import (
     capital,
-    multiple,
-    pace,
     percent,
     percent_points,
+    range_text,
+    ratio_text,
     signed_percent,
-    span,
+    speed_ratio_text,
 )
 
 Study = tuple[str, Sequence[Point]]
@@ -175,7 +175,7 @@ def accuracy_words(points: Sequence[Point]) -> list[str]:
             continue
         clusters = [p.problem.cluster for p in shown]
         widest = max((p.error_interval for p in shown), key=lambda ends: ends[1])
-        ends = span(*widest, signed_percent)
+        ends = range_text(*widest, signed_percent)
         names = ", ".join(dict.fromkeys(cluster.device.name for cluster in clusters))
         if fitted:
             sentences.append(f"Measured steps lie within {ends} of these (nine of ten runs).")
@@ -274,7 +274,7 @@ def difference_words(change: Difference, blocks: int | None = None) -> str:
     """
     points = percent_points(change.mfu)
     mfu = "same MFU" if points == percent_points(0.0) else f"MFU {points}"
-    head = f"{pace(change.speed)}, {mfu}"
+    head = f"{speed_ratio_text(change.speed)}, {mfu}"
     causes = [cause for cause in _causes(change, blocks) if cause]
     return f"{head}; {', '.join(causes)}." if causes else f"{head}."
 
@@ -294,8 +294,8 @@ def _causes(change: Difference, blocks: int | None) -> list[str]:
         shares = [percent(share) for share in change.exposed]
         if shares[0] != shares[1]:
             causes.append(f"exposed communication {shares[0]} → {shares[1]} of the step")
-    if change.peak is not None and multiple(change.peak) != multiple(1.0):
-        causes.append(f"{multiple(change.peak)} the peak FLOP/s")
+    if change.peak is not None and ratio_text(change.peak) != ratio_text(1.0):
+        causes.append(f"{ratio_text(change.peak)} the peak FLOP/s")
     if change.contention:
         causes.append(f"compute {change.contention} slowed by overlapping communication")
     return causes
@@ -311,15 +311,15 @@ def target_words(target: Target) -> str:
     if target.quantity == "mfu":
         return f"an MFU of at least {percent(target.value)}"
     if target.quantity == "days":
-        return f"{show_count(target.tokens)} tokens within {show_long(target.value)}"
+        return f"{show_count(target.tokens)} tokens within {show_duration(target.value)}"
     return f"exposed communication of at most {percent(target.value, 1)} of the step"
 
 
-def print_least(found: Least, problem: Problem, budget: Budget) -> None:
+def print_threshold(found: Threshold, problem: Problem, budget: Budget) -> None:
     """Print the least value that meets the target, its configuration and cost, or the obstacle."""
     out = screen()
     out.print()
-    for number, sentence in enumerate(least_words(found, problem)):
+    for number, sentence in enumerate(threshold_words(found, problem)):
         out.print(sentence, style="bold" if number == 0 else None)
     if found.answer is not None and found.answer.candidate is not None:
         speed = found.answer.candidate.tokens_per_s
@@ -328,12 +328,12 @@ def print_least(found: Least, problem: Problem, budget: Budget) -> None:
             out.print(cost)
 
 
-def least_words(found: Least, problem: Problem) -> list[str]:
+def threshold_words(found: Threshold, problem: Problem) -> list[str]:
     """Sentences: the least value or why there is none, then figures of its configuration."""
     name, cluster = _NOUNS.get(found.name, found.name), problem.cluster
     wanted = target_words(found.target)
     if found.answer is not None:
-        return [f"Least {name} for {wanted}: {found.answer.value}", *_figures(found.answer)]
+        return [f"Least {name} for {wanted}: {found.answer.value}", *_point_lines(found.answer)]
     if found.obstacle == "no network":
         here = found.tried[0]
         result = "is reached" if found.met else "is not reached"
@@ -344,12 +344,12 @@ def least_words(found: Least, problem: Problem) -> list[str]:
             if cluster.devices > 1
             else "A single device needs no network."
         )
-        return [f"{links} {capital(wanted)} {result}.{limit}", *_figures(here)]
+        return [f"{links} {capital(wanted)} {result}.{limit}", *_point_lines(here)]
     if found.obstacle == "network needed":
         best = found.best
         return [
             f"No number of devices on one node reaches {wanted}.",
-            *(_figures(best, "Best") if best else ["No configuration fits on one node."]),
+            *(_point_lines(best, "Best") if best else ["No configuration fits on one node."]),
             f"{capital(needs_network(cluster))}.",
         ]
     reach = f" up to {MOST_DEVICES:,}" if found.name == "devices" else ""
@@ -358,11 +358,11 @@ def least_words(found: Least, problem: Problem) -> list[str]:
     best = found.best
     return [
         f"No {name}{reach} reaches {wanted}.",
-        *(_figures(best, "Best") if best else ["No configuration fits at any value."]),
+        *(_point_lines(best, "Best") if best else ["No configuration fits at any value."]),
     ]
 
 
-def _figures(point: Point, label: str = "") -> list[str]:
+def _point_lines(point: Point, label: str = "") -> list[str]:
     """Two lines about a point: its configuration; step time, MFU, exposed communication, memory.
 
     One line if no configuration fits. With a `label`, the first of two lines starts with it and the

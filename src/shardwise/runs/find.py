@@ -15,7 +15,7 @@ from shardwise.spec.read_file import read_bytes
 from shardwise.spec.record import SpecError
 
 # Patterns of run.json in a folder of runs: of runs, and of their replica groups.
-_INSIDE = (f"*/{NAME}", f"*/replica-*/{NAME}")
+_RUN_PATTERNS = (f"*/{NAME}", f"*/replica-*/{NAME}")
 
 
 # Where `compare` and `tune` put the runs of each strategy or candidate (a contender).
@@ -77,7 +77,9 @@ def _local_files(place: str, problems: list[str]) -> Iterator[tuple[str, bytes]]
         raise SpecError(f"runs: folder {place} does not exist; give the folder of train.folder")
     # One run, or a folder of runs.
     is_run = (folder / NAME).is_file()
-    for path in [folder / NAME] if is_run else sorted(set().union(*map(folder.glob, _INSIDE))):
+    for path in (
+        [folder / NAME] if is_run else sorted(set().union(*map(folder.glob, _RUN_PATTERNS)))
+    ):
         try:
             yield path.resolve().as_posix(), read_bytes(path, "runs")
         except SpecError as error:
@@ -89,7 +91,7 @@ def _remote_files(place: str) -> Iterator[tuple[str, bytes]]:
     store, prefix = find_store(place)
     store.invalidate_cache()
     try:
-        paths = [path for one in _INSIDE for path in store.glob(f"{prefix}/{one}")]
+        paths = [path for one in _RUN_PATTERNS for path in store.glob(f"{prefix}/{one}")]
         paths = paths or store.glob(f"{prefix}/{NAME}")
         # All at once: a store answers many requests in the time of one.
         contents = store.cat(paths) if paths else {}

@@ -15,7 +15,7 @@ Factor = Annotated[float, Field(ge=0, le=1000)]
 
 # Keys of older files: the share of element-wise bytes left in compiled blocks, and attention on
 # long sequences relative to that of runs.
-_OLDER = frozenset({"compiled_elementwise", "long_attention"})
+_OLDER_NAMES = frozenset({"compiled_elementwise", "long_attention"})
 # Share of element-wise bytes left in a 16-bit Llama block if all neighbours are fused.
 _LEFT_WHERE_FUSED = 0.4
 
@@ -94,9 +94,9 @@ class Calibration(Record):
     @classmethod
     def _older_names(cls, data: Any) -> Any:
         """Drop keys of older cluster files, and convert `compiled_elementwise` to `fused`."""
-        if not isinstance(data, Mapping) or data.keys().isdisjoint(_OLDER):
+        if not isinstance(data, Mapping) or data.keys().isdisjoint(_OLDER_NAMES):
             return data
-        found = {name: value for name, value in data.items() if name not in _OLDER}
+        found = {name: value for name, value in data.items() if name not in _OLDER_NAMES}
         left = data.get("compiled_elementwise", 1.0)
         if isinstance(left, int | float) and "fused" not in data:
             found["fused"] = min(1.0, max(0.0, (1.0 - left) / (1.0 - _LEFT_WHERE_FUSED)))

@@ -13,7 +13,7 @@ import unicodedata
 # Replaces a character that is not shown; one column wide, as the character is counted.
 HIDDEN = "\N{REPLACEMENT CHARACTER}"
 # Categories of Unicode: control, format, surrogate, and the separators of lines and paragraphs.
-_OBEYED = ("Cc", "Cf", "Cs", "Zl", "Zp")
+_CONTROL_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 # How spreadsheets recognise a formula.
 _FORMULA = ("=", "+", "-", "@")
 
@@ -25,7 +25,7 @@ def visible(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(HIDDEN if _is_obeyed(one) else one for one in text)
+    return "".join(HIDDEN if _is_control(one) else one for one in text)
 
 
 def one_line(text: str) -> str:
@@ -56,6 +56,6 @@ def echo_traceback(error: BaseException) -> None:
     echo("".join(traceback.format_exception(error)), err=True, end="")
 
 
-def _is_obeyed(character: str) -> bool:
+def _is_control(character: str) -> bool:
     """Whether a terminal may interpret a character instead of showing it."""
-    return character not in "\n\t" and unicodedata.category(character) in _OBEYED
+    return character not in "\n\t" and unicodedata.category(character) in _CONTROL_CATEGORIES

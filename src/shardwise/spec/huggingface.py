@@ -97,7 +97,7 @@ _ACTIVATIONS = {
 }
 _THETA_OF = {"gpt_neox": "rotary_emb_base"}
 # The only supported value of settings that the formulas do not describe; others are refused.
-_REFUSED = {
+_UNSUPPORTED_VALUES = {
     ("opt", "do_layer_norm_before"): True,
     ("gpt_neox", "use_parallel_residual"): True,
     ("qwen3_moe", "mlp_only_layers"): [],
@@ -220,7 +220,7 @@ def from_config(config: Mapping[str, object], name: str = "custom") -> ModelSpec
             f"{did_you_mean(family, FAMILIES)}; known types are {', '.join(sorted(FAMILIES))}"
         )
     fields: dict[str, object] = {"name": name, "family": family}
-    problems = _unmodelled(config, family)
+    problems = _unmodelled_settings(config, family)
     for field, key in _KEYS_OF.get(family, _USUAL_KEYS).items():
         if config.get(key) is not None:
             fields[field] = config[key]
@@ -243,11 +243,11 @@ def from_config(config: Mapping[str, object], name: str = "custom") -> ModelSpec
     return ModelSpec.read(fields, where="model")
 
 
-def _unmodelled(config: Mapping[str, object], family: str) -> list[str]:
+def _unmodelled_settings(config: Mapping[str, object], family: str) -> list[str]:
     """A sentence for each setting the formulas do not describe."""
     problems = [
         f"model: {key}={config[key]} is not modelled for '{family}'"
-        for (owner, key), supported in _REFUSED.items()
+        for (owner, key), supported in _UNSUPPORTED_VALUES.items()
         if owner == family and config.get(key, supported) != supported
     ]
     width = config.get("hidden_size")

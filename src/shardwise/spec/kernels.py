@@ -29,7 +29,7 @@ from shardwise.spec.record import Record, SpecError, did_you_mean
 Numbers = Any
 Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
-Least = Annotated[float, Field(ge=0)]
+NonNegative = Annotated[float, Field(ge=0)]
 Family = Literal[
     "attention", "matmul", "grouped", "head", "elementwise", "cast", "loss", "collective"
 ]
@@ -81,7 +81,7 @@ def grouped_s(
     return call_s + products * (1.0 + routed_width / width)
 
 
-def moved_s(moved: Numbers, rate: Numbers, share: Numbers, call_s: Numbers = 0.0) -> Numbers:
+def memory_bound_s(moved: Numbers, rate: Numbers, share: Numbers, call_s: Numbers = 0.0) -> Numbers:
     """Seconds of an operation that must move at least `moved` bytes, at a share of `rate`."""
     return call_s + moved / (share * rate)
 
@@ -134,9 +134,9 @@ class Kernel(Record):
     rows: Annotated[int, Field(ge=3)]
     sources: Annotated[tuple[str, ...], Field(min_length=1)]
     # Standard deviation of ln(measured / formula), with equal weight for each source.
-    spread: Least
+    spread: NonNegative
     # The same for sources left out of the fit; None if there are too few sources.
-    left_out: Least | None = None
+    left_out: NonNegative | None = None
     # Range (from, to) of the quantity that the formula depends on; None if not published.
     fitted: tuple[Positive, Positive] | None = None
 
@@ -157,8 +157,8 @@ class AttentionKernel(Kernel):
     family: Literal["attention"] = "attention"
     passes: Passes
     efficiency: Share
-    half_span: Least
-    call_s: Least = 0.0
+    half_span: NonNegative
+    call_s: NonNegative = 0.0
     # Without a mask, relative to a causal mask.
     full_efficiency: Positive | None = None
     full_half_span: Positive | None = None
@@ -202,9 +202,9 @@ class ProductKernel(Kernel):
 
     family: Literal["matmul", "head"]
     efficiency: Share
-    call_s: Least
+    call_s: NonNegative
     # Columns of the output at which the cast of the inputs takes as long as the product.
-    cast_width: Least = 0.0
+    cast_width: NonNegative = 0.0
 
     def seconds(self, flops: Numbers, width: Numbers) -> Numbers:
         """Seconds of one product with `width` output columns."""
@@ -216,10 +216,10 @@ class GroupedKernel(Kernel):
 
     family: Literal["grouped"] = "grouped"
     efficiency: Share
-    half_tokens: Least
+    half_tokens: NonNegative
     # For a full MLP: the width at which routing and combining take as long as the products.
-    routed_width: Least = 0.0
-    call_s: Least = 0.0
+    routed_width: NonNegative = 0.0
+    call_s: NonNegative = 0.0
 
     def seconds(self, flops: Numbers, tokens: Numbers, width: Numbers = 1.0) -> Numbers:
         """Seconds if every expert is `width` wide and gets `tokens` tokens."""
@@ -240,11 +240,11 @@ class MovedKernel(Kernel):
 
     family: Literal["elementwise", "cast", "loss"]
     share: Share
-    call_s: Least
+    call_s: NonNegative
 
     def seconds(self, moved: Numbers) -> Numbers:
         """Seconds to move `moved` bytes."""
-        return moved_s(moved, self.peak, self.share, self.call_s)
+        return memory_bound_s(moved, self.peak, self.share, self.call_s)
 
 
 class CollectiveKernel(Kernel):
@@ -254,12 +254,12 @@ class CollectiveKernel(Kernel):
     ranks: tuple[int, ...]
     share: Share
     # Number of peers (ranks minus 1) at which half of the share is reached.
-    half_peers: Least
-    setup_s: Least
+    half_peers: NonNegative
+    setup_s: NonNegative
     # Share of the link that the protocol for small messages reaches.
     small_share: Share
-    call_s: Least
-    hop_s: Least
+    call_s: NonNegative
+    hop_s: NonNegative
     # Whether switches sum the data.
     in_switch: bool = False
 

@@ -161,7 +161,7 @@ class Lookup(NamedTuple):
 
 
 # Reads names, shorthands and files.
-ON_DISK = Lookup(find_model, find_cluster)
+DISK_LOOKUP = Lookup(find_model, find_cluster)
 
 
 def cluster_from_table(table: dict[str, Any], where: str = "cluster") -> ClusterSpec:

@@ -19,10 +19,10 @@ Optimizer = Literal[
 ]
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 # torch has no Lion: it is planned only.
-TRAINED: tuple[Optimizer, ...] = tuple(name for name in OPTIMIZERS if name != "lion")
+TRAINABLE_OPTIMIZERS: tuple[Optimizer, ...] = tuple(name for name in OPTIMIZERS if name != "lion")
 
 # Number of states per parameter, for optimizers whose states all have its dtype and shape.
-_TENSORS: dict[Optimizer, int] = {"adamw": 2, "adam": 2, "lion": 1, "momentum": 1, "sgd": 0}
+_STATE_TENSORS: dict[Optimizer, int] = {"adamw": 2, "adam": 2, "lion": 1, "momentum": 1, "sgd": 0}
 # Elements below which torchao, like bitsandbytes, does not quantise a tensor's states.
 LEAST_QUANTISED = 4096
 _FP32 = 4
@@ -67,7 +67,7 @@ ON_HOST: dict[Optimizer, tuple[str, ...]] = {
 
 
 # The optimizer that plans propose to reduce the memory of states.
-SMALLER: dict[Optimizer, Optimizer] = {"adamw": "adamw-8bit"}
+SMALLER_VARIANTS: dict[Optimizer, Optimizer] = {"adamw": "adamw-8bit"}
 
 
 class Shard(NamedTuple):
@@ -88,7 +88,7 @@ class Shard(NamedTuple):
 
 def state_tensors(optimizer: Optimizer) -> int | None:
     """Number of states, each with the parameter's shape; None if states have other shapes."""
-    return _TENSORS.get(optimizer)
+    return _STATE_TENSORS.get(optimizer)
 
 
 def state_bytes(optimizer: Optimizer, shard: Shard, itemsize: int) -> int:
@@ -101,7 +101,7 @@ def state_bytes(optimizer: Optimizer, shard: Shard, itemsize: int) -> int:
 
 def _kept_elements(optimizer: Optimizer, shard: Shard) -> int:
     """Elements of the states on rank 0 that are kept in the parameter's dtype."""
-    tensors = _TENSORS.get(optimizer)
+    tensors = _STATE_TENSORS.get(optimizer)
     if tensors is not None:
         return tensors * shard.numel
     if optimizer == "adafactor":

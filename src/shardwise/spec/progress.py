@@ -15,7 +15,7 @@ from shardwise.spec.foreign_text import one_line
 SLOW_AFTER_S = 1.5
 
 
-def leads() -> bool:
+def is_main_process() -> bool:
     """Whether this process is rank 0, or not part of a distributed run."""
     return os.environ.get("RANK", "0") == "0"
 
@@ -23,7 +23,7 @@ def leads() -> bool:
 @contextmanager
 def progress_line(message: str) -> Iterator[None]:
     """Context that prints `message` to stderr on rank 0 if it lasts longer than SLOW_AFTER_S."""
-    if not leads():
+    if not is_main_process():
         yield
         return
     timer = threading.Timer(SLOW_AFTER_S, _write, [f"{one_line(message)}\n"])
@@ -50,7 +50,7 @@ class Stages:
 
     def show(self) -> None:
         """Show stages from now on, on rank 0; without this call, stages are not shown."""
-        self._shown = leads()
+        self._shown = is_main_process()
 
     def begin(self, stage: str) -> None:
         """Begin a stage, which ends the previous stage."""

@@ -9,7 +9,7 @@ from shardwise.spec.adapter import Adapter, read_adapter
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.hub import hub_name
 from shardwise.spec.job import Job
-from shardwise.spec.lookup import ON_DISK, Lookup, Model
+from shardwise.spec.lookup import DISK_LOOKUP, Lookup, Model
 from shardwise.spec.precision import parse_precision
 from shardwise.spec.record import Problems, SpecError
 from shardwise.spec.run import RunSpec, default_seq_len, default_strategy, read_run
@@ -33,7 +33,7 @@ def describe_run(
     software: str | None = None,
     planned: bool = False,
     resolved: bool = True,
-    lookup: Lookup = ON_DISK,
+    lookup: Lookup = DISK_LOOKUP,
     **settings: object,
 ) -> RunSpec:
     """Combine names, a run.toml and single settings into a resolved run.

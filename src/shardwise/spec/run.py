@@ -38,7 +38,7 @@ DEFAULT_SEQ_LEN = 4096
 SECTIONS = ("model", "adapter", "cluster", "job", "strategy", "train", "data", "eval")
 
 
-_STARTS = ("preset", "config", "pretrained", "factory")
+_MODEL_SOURCES = ("preset", "config", "pretrained", "factory")
 
 
 class RunSpec(NamedTuple):
@@ -192,7 +192,7 @@ def _model(section: object, base: Path | None) -> Model:
     if flag and "config" in table and "family" not in table:
         found = find_config(str(table["config"]), base)
         return found.but(pretrained=table["pretrained"])
-    starts = [key for key in _STARTS if key in table and "family" not in table]
+    starts = [key for key in _MODEL_SOURCES if key in table and "family" not in table]
     if len(starts) > 1:
         raise SpecError(f"model: give one of {', '.join(starts)}, not several")
     if not starts:
@@ -207,10 +207,10 @@ def _model(section: object, base: Path | None) -> Model:
     named = find_preset(start) if starts[0] == "preset" else find_config(start, base)
     if starts[0] == "pretrained":
         check_weights(Path(str(named.config)))
-    return _changed(named, table, pretrained=starts[0] == "pretrained")
+    return _with_changes(named, table, pretrained=starts[0] == "pretrained")
 
 
-def _changed(found: ModelSpec | ConfigRef, table: dict[str, Any], pretrained: bool) -> Model:
+def _with_changes(found: ModelSpec | ConfigRef, table: dict[str, Any], pretrained: bool) -> Model:
     """A named model with the other fields of its table applied."""
     if pretrained:
         return found.but(pretrained=True)

@@ -72,13 +72,13 @@ def configuration_words(
     `seq_len` adds the tokens of a micro-batch. `blocks` is the model's number of blocks; with it,
     partial recomputation is a count of blocks.
     """
-    return _joined(
+    return _join_words(
         layout_words(strategy),
         _micro_batch(strategy, seq_len),
         _accumulation(strategy),
         _recompute(strategy, blocks),
         _loss(strategy),
-        _inside(strategy),
+        _inner_axes_words(strategy),
         _reshard(strategy),
         *_prefetch(strategy),
         _blocks_per_unit(strategy),
@@ -113,7 +113,7 @@ def run_words(run: RunSpec) -> str:
     strategy, job = run.strategy, run.job
     own, master = strategy.param_dtype, strategy.master_dtype
     stochastic = " with stochastic rounding" if strategy.states else ""
-    return _joined(
+    return _join_words(
         layout_words(strategy),
         _micro_batch(strategy, job.seq_len),
         _accumulation(strategy),
@@ -124,7 +124,7 @@ def run_words(run: RunSpec) -> str:
         _method(job),
         _loss(strategy),
         f"{strategy.attention} attention" if strategy.attention else "",
-        _inside(strategy),
+        _inner_axes_words(strategy),
         "embedding and head in their own units" if strategy.split_root else "",
         _blocks_per_unit(strategy),
         *_prefetch(strategy),
@@ -246,7 +246,7 @@ def recompute_cell(strategy: Strategy, blocks: int | None = None) -> str:
     return recompute if isinstance(recompute, str) else show_recomputed_share(recompute, blocks)
 
 
-def _joined(*parts: str) -> str:
+def _join_words(*parts: str) -> str:
     return " · ".join(part for part in parts if part)
 
 
@@ -273,9 +273,9 @@ def _loss(strategy: Strategy) -> str:
     return f"loss in {strategy.loss_chunks} chunks" if strategy.loss == "chunked" else ""
 
 
-def _inside(strategy: Strategy) -> str:
+def _inner_axes_words(strategy: Strategy) -> str:
     """Words for unusual forms of tensor and context parallelism; empty if usual."""
-    return _joined(
+    return _join_words(
         "no sequence parallelism" if strategy.tensor > 1 and not strategy.sequence_parallel else "",
         "tensor groups across nodes" if strategy.tensor_across_nodes else "",
         "ring attention" if strategy.context > 1 and strategy.context_method == "ring" else "",

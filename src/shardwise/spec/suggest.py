@@ -44,10 +44,10 @@ def suggestions(word: str, known: Iterable[str]) -> list[str]:
     family = _tokens(word)[:1]
     if len(names) < len(listed) and not any(_tokens(name)[:1] == family for name in names):
         return []  # its family is known, its line is not: what else is spelled alike is far
-    given = _squeezed(word)
+    given = _letters_and_digits(word)
     if not given:
         return []
-    squeezed = {name: _squeezed(name) for name in names}
+    squeezed = {name: _letters_and_digits(name) for name in names}
     ratio = {name: _similarity(given, squeezed[name]) for name in names}
     same = [name for name in names if squeezed[name] == given]
     if same:
@@ -56,7 +56,9 @@ def suggestions(word: str, known: Iterable[str]) -> list[str]:
     nearest = max(names, key=lambda name: ratio[name], default="")
     if nearest and ratio[nearest] >= TYPO and not longer:
         return [nearest]
-    shorter = [name for name in names if len(squeezed[name]) > 1 and _begins(word, name)]
+    shorter = [
+        name for name in names if len(squeezed[name]) > 1 and _begins_with_tokens(word, name)
+    ]
     groups = (
         longer,
         sorted(shorter, key=lambda name: -len(squeezed[name]))[:1],
@@ -69,12 +71,15 @@ def suggestions(word: str, known: Iterable[str]) -> list[str]:
 
 def begins_or_nearly(word: str, known: Iterable[str]) -> list[str]:
     """The known names that begin with `word`, or of which it is a clear typing error."""
-    given = _squeezed(word[-LONGEST_WORD:])
+    given = _letters_and_digits(word[-LONGEST_WORD:])
     return [
         name
         for name in known
         if len(given) >= LEAST_TOKEN
-        and (_squeezed(name).startswith(given) or _similarity(given, _squeezed(name)) >= TYPO)
+        and (
+            _letters_and_digits(name).startswith(given)
+            or _similarity(given, _letters_and_digits(name)) >= TYPO
+        )
     ]
 
 
@@ -83,7 +88,9 @@ def _sharing_tokens(
 ) -> tuple[list[str], list[str]]:
     """Names with the same first token, then names with another token in common."""
     given = _tokens(word)
-    count = {name: len(_telling(given) & _telling(_tokens(name))) for name in names}
+    count = {
+        name: len(_identifying_tokens(given) & _identifying_tokens(_tokens(name))) for name in names
+    }
     # The shortest name of a product line first.
     ranked = sorted(names, key=lambda name: (-count[name], len(name), -ratio[name]))
     first = [
@@ -122,13 +129,13 @@ def _of_other_line(word: str, name: str) -> bool:
     )
 
 
-def _begins(word: str, name: str) -> bool:
+def _begins_with_tokens(word: str, name: str) -> bool:
     """Whether the tokens of `word` begin with all tokens of `name`."""
     tokens = _tokens(name)
     return _tokens(word)[: len(tokens)] == tokens
 
 
-def _telling(tokens: list[str]) -> set[str]:
+def _identifying_tokens(tokens: list[str]) -> set[str]:
     """The tokens that are long enough to identify a name."""
     return {token for token in tokens if len(token) >= LEAST_TOKEN}
 
@@ -137,7 +144,7 @@ def _tokens(text: str) -> list[str]:
     return [token for token in re.split(r"[^a-z0-9]+", text.lower()) if token]
 
 
-def _squeezed(text: str) -> str:
+def _letters_and_digits(text: str) -> str:
     """The text's letters and digits in lower case, without separators."""
     return "".join(_tokens(text))
 

@@ -101,15 +101,16 @@ def _sentence(cls: type[BaseModel] | None, problems: list[Mapping[str, Any]]) ->
     if first["type"] == "literal_error" and len(problems) == 1:
         choices = _choices(first)
         listed = ", ".join(choices)
-        return f"{_shown(first)} is not one of {listed}{did_you_mean(str(first['input']), choices)}"
+        hint = did_you_mean(str(first["input"]), choices)
+        return f"{_given_text(first)} is not one of {listed}{hint}"
     own = next((problem for problem in problems if problem["type"] == "value_error"), None)
     if own is not None:
         message = str(own["msg"]).removeprefix("Value error, ").rstrip(".")
-        given = _shown(own)
+        given = _given_text(own)
         return f"{message} (got {given})" if given and given not in message else message
     # The value may match any branch of a union, so all are named.
     expected = " or ".join(dict.fromkeys(_expected(problem) for problem in problems))
-    given = _shown(first)
+    given = _given_text(first)
     return f"must be {expected}, not {given}" if given else f"must be {expected}"
 
 
@@ -131,7 +132,7 @@ def _choices(problem: Mapping[str, Any]) -> list[str]:
     return [choice.strip().strip("'") for choice in expected.split(",")]
 
 
-def _shown(problem: Mapping[str, Any]) -> str:
+def _given_text(problem: Mapping[str, Any]) -> str:
     """The given value as text, cut if it is long; empty for values that are not text or numbers."""
     given = problem["input"]
     if not isinstance(given, (str, int, float)):

@@ -7,8 +7,8 @@ from typing import Any
 
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Attention
-from shardwise.stacks.outcomes import quoted
-from shardwise.stacks.read.imported import Reading, flag
+from shardwise.stacks.outcomes import repr_text
+from shardwise.stacks.read.imported import Reading, boolean
 
 KEY = "attn_implementation"
 _NAMES: dict[Attention, str] = {
@@ -49,7 +49,7 @@ def write_flash_attn(run: RunSpec) -> dict[str, Any]:
 
 def read_attention(table: Mapping[str, object], reading: Reading) -> None:
     """Read transformers' name of an attention kernel, or one of axolotl's older switches."""
-    switched = next((key for key in _SWITCHES if flag(table, key, otherwise=False)), None)
+    switched = next((key for key in _SWITCHES if boolean(table, key, otherwise=False)), None)
     if table.get(KEY) is not None:
         _set(reading, KEY, table[KEY], {name: ours for ours, name in _NAMES.items()})
     elif switched is not None:
@@ -68,6 +68,6 @@ def _set(reading: Reading, key: str, given: object, names: Mapping[str, str]) ->
     """Set the attention kernel called `given`, or report it as lost."""
     ours = names.get(str(given))
     if ours is None:
-        reading.lose(key, f"{quoted(given)} is planned as the kernel of the cluster's software")
+        reading.lose(key, f"{repr_text(given)} is planned as the kernel of the cluster's software")
     else:
         reading.given(key, {"attention": ours})

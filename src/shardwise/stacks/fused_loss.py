@@ -8,7 +8,7 @@ from typing import Any
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import LossKernel
-from shardwise.stacks.read.imported import Reading, flag, section
+from shardwise.stacks.read.imported import Reading, boolean, subtable
 
 # Families for which the Trainer's Liger 0.8 and LLaMA-Factory 0.9.5 replace head and loss; and
 # those of axolotl's Cut Cross-Entropy.
@@ -52,10 +52,10 @@ def write_liger(run: RunSpec) -> dict[str, Any]:
 
 def read_liger(table: Mapping[str, object], reading: Reading) -> None:
     """Read `use_liger_kernel`, unless `liger_kernel_config` leaves head and loss out."""
-    key, config = "use_liger_kernel", section(table, "liger_kernel_config")
-    if not flag(table, key, otherwise=False):
+    key, config = "use_liger_kernel", subtable(table, "liger_kernel_config")
+    if not boolean(table, key, otherwise=False):
         return
-    if flag(config, "fused_linear_cross_entropy", otherwise=True):
+    if boolean(config, "fused_linear_cross_entropy", otherwise=True):
         reading.given(key, fused_loss("liger"), why=f"; {OTHER_KERNELS}")
     else:
         reading.lose(key, OTHER_KERNELS)
@@ -78,7 +78,7 @@ def read_plugins(table: Mapping[str, object], reading: Reading) -> None:
     plugins = [str(one) for one in given] if isinstance(given, list) else []
     for kernel, (plugin, key) in _PLUGINS.items():
         # Cut Cross-Entropy is on if its plugin is.
-        wanted = flag(table, key, otherwise=kernel == "cut_cross_entropy" and plugin in plugins)
+        wanted = boolean(table, key, otherwise=kernel == "cut_cross_entropy" and plugin in plugins)
         if wanted and plugin in plugins:
             reading.given(key, fused_loss(kernel))
         elif wanted:

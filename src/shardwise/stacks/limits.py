@@ -10,7 +10,7 @@ from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
-from shardwise.stacks.write.axes import as_run
+from shardwise.stacks.write.axes import as_stack_runs
 from shardwise.stacks.write.differences import changed_fields
 from shardwise.stacks.write.exported import Setting
 from shardwise.stacks.write.exports import applied_strategy, export_run, unknown_optimizer
@@ -29,12 +29,12 @@ LEAVES_OUT: dict[str, tuple[Parallelism, ...]] = {
 def expresses(run: RunSpec, stack: str, setting: Setting) -> bool:
     """Whether `stack` trains `run` without changing `setting`; False if it cannot train the run."""
     try:
-        return setting not in export_run(_trained(run, stack), stack).changed
+        return setting not in export_run(_as_trained(run, stack), stack).changed
     except SpecError:
         return False
 
 
-def _trained(run: RunSpec, stack: str) -> RunSpec:
+def _as_trained(run: RunSpec, stack: str) -> RunSpec:
     """The run, with DDP (or one device) if the stack lacks its optimizer for its strategy."""
     if trains(stack, run.job.optimizer, run.strategy):
         return run
@@ -55,7 +55,7 @@ class StackLimits:
         """
         self._run = run
         run = run._replace(strategy=self._of_examples(run.strategy))
-        exported = export_run(_trained(run, stack), stack)
+        exported = export_run(_as_trained(run, stack), stack)
         if "job.optimizer" in exported.changed:
             raise SpecError(unknown_optimizer(run, stack))
         self.stack = stack
@@ -126,4 +126,4 @@ class StackLimits:
         names = ("param_dtype", "reduce_dtype", "master_dtype", "states", "compile", "loss")
         strategy = strategy.but(**{name: getattr(applied, name) for name in names})
         # A search may add tensor or context parallelism to the strategy that it starts from.
-        return as_run(strategy, self.stack)
+        return as_stack_runs(strategy, self.stack)

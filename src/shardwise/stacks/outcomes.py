@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from shardwise.spec.record import Record
 
 # Marks a value that is not given; None can be a value.
-UNSAID: Any = type("Unsaid", (), {"__repr__": lambda self: "unsaid"})()
+ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "absent"})()
 # Fields whose values are free text, which sentences put in quotes. The tokenizer "bytes", which
 # means no tokenizer, is not quoted.
 _TEXTS = ("data", "data.path", "data.tokenizer", "model.config", "train.folder",
@@ -38,15 +38,21 @@ class Difference(NamedTuple):
     def words(self) -> str:
         """The sentence that people read: "subject: why.", or only `why` if there is no subject."""
         named = (
-            name if value is UNSAID else f"{name} = {_in_words(name, value)}"
+            name if value is ABSENT else f"{name} = {_in_words(name, value)}"
             for name, value in self.fields.items()
         )
         start = self.about or ", ".join(named)
         return f"{start}: {self.why}." if start else self.why
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON values; values that are UNSAID are left out."""
-        return _said({**self._asdict(), "fields": _said(self.fields), "theirs": _said(self.theirs)})
+        """The fields as JSON values; values that are ABSENT are left out."""
+        return _without_absent(
+            {
+                **self._asdict(),
+                "fields": _without_absent(self.fields),
+                "theirs": _without_absent(self.theirs),
+            }
+        )
 
 
 class Differences(list[Difference]):
@@ -62,7 +68,7 @@ class Outcome(NamedTuple):
     kind: Kind
     # The setting's name in the file.
     key: str = ""
-    theirs: Any = UNSAID
+    theirs: Any = ABSENT
     fields: Mapping[str, Any] = {}
     # The end of the sentence, or the full sentence if there is no key.
     why: str = ""
@@ -83,7 +89,7 @@ class Outcome(NamedTuple):
         if self.kind == "unknown":
             return f"{self.key}: unknown to Shardwise{self.why or '.'}"
         if self.kind == "default":
-            value = "" if self.theirs is UNSAID else f" {shown(self.theirs)}"
+            value = "" if self.theirs is ABSENT else f" {value_text(self.theirs)}"
             return f"{self.key} is absent, so {self.whose} default{value} {self._settles}."
         if self.kind == "given" or self.fields:
             return f"{self._subject} {self._settles}."
@@ -92,7 +98,7 @@ class Outcome(NamedTuple):
     @property
     def _subject(self) -> str:
         """The start of the sentence: the key, the value or both, as `naming` says."""
-        value = shown(self.theirs)
+        value = value_text(self.theirs)
         return {
             "key": self.key,
             "pair": f"{self.key} {value}",
@@ -106,7 +112,7 @@ class Outcome(NamedTuple):
         # A kind is written without "=", as in "kind zero3".
         fields = (
             name
-            if value is UNSAID
+            if value is ABSENT
             else f"{name} {value}"
             if name == "kind"
             else f"{name} = {_in_words(name, value)}"
@@ -116,35 +122,35 @@ class Outcome(NamedTuple):
         return f"becomes {becomes}{self.why}" if becomes else f"holds{self.why}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The outcome as JSON values, with its sentence; values that are UNSAID are left out."""
-        known = _said({"kind": self.kind, "key": self.key, "theirs": self.theirs})
-        return {**known, "fields": _said(self.fields), "words": self.words}
+        """The outcome as JSON values, with its sentence; values that are ABSENT are left out."""
+        known = _without_absent({"kind": self.kind, "key": self.key, "theirs": self.theirs})
+        return {**known, "fields": _without_absent(self.fields), "words": self.words}
 
 
-def _said(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that are not UNSAID, with records as JSON objects."""
+def _without_absent(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are not ABSENT, with records as JSON objects."""
     return {
         name: value.model_dump(mode="json") if isinstance(value, Record) else value
         for name, value in values.items()
-        if value is not UNSAID
+        if value is not ABSENT
     }
 
 
 def _in_words(name: str, value: object) -> str:
     """The value of field `name` as text for a sentence; free text is quoted."""
-    return repr(value) if name in _TEXTS and value != "bytes" else shown(value)
+    return repr(value) if name in _TEXTS and value != "bytes" else value_text(value)
 
 
-def shown(value: object) -> str:
+def value_text(value: object) -> str:
     """The value as text for a sentence: true/false, at most 12 digits, items joined by commas."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "nothing"
-    return f"{value:.12g}" if isinstance(value, float) else plain(value)
+    return f"{value:.12g}" if isinstance(value, float) else plain_text(value)
 
 
-def plain(value: object) -> str:
+def plain_text(value: object) -> str:
     """`str(value)`; a fixed phrase for integers with more digits than Python prints."""
     try:
         return str(value)
@@ -152,9 +158,9 @@ def plain(value: object) -> str:
         return "a number of thousands of digits"
 
 
-def quoted(value: object) -> str:
+def repr_text(value: object) -> str:
     """`repr(value)` for a sentence, cut to 60 characters."""
     try:
         return repr(value)[:60]
     except ValueError:
-        return plain(value)
+        return plain_text(value)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from shardwise.spec.run import RunSpec
-from shardwise.stacks.outcomes import UNSAID
-from shardwise.stacks.read.imported import Reading, flag, real, whole
+from shardwise.stacks.outcomes import ABSENT
+from shardwise.stacks.read.imported import Reading, boolean, finite_number, positive_integer
 
 # Values that switch a setting off.
 _INERT: tuple[object, ...] = (None, False, 0, [], {}, "")
@@ -22,7 +22,7 @@ _INERT: tuple[object, ...] = (None, False, 0, [], {}, "")
 class Form(NamedTuple):
     """How to convert between the value of a key and the value of a field.
 
-    UNSAID, returned by either function, means: set or write nothing.
+    ABSENT, returned by either function, means: set or write nothing.
     """
 
     # From the file's table and the key to the field's value.
@@ -30,29 +30,31 @@ class Form(NamedTuple):
     write: Callable[[Any], Any] = lambda value: value
 
 
-def means(ours: object) -> Form:
+def boolean_form(ours: object) -> Form:
     """A form for a boolean key: true sets the field to `ours`, and only `ours` is written."""
     return Form(
-        lambda table, key: ours if flag(table, key, otherwise=False) else UNSAID,
-        lambda value: True if value == ours else UNSAID,
+        lambda table, key: ours if boolean(table, key, otherwise=False) else ABSENT,
+        lambda value: True if value == ours else ABSENT,
     )
 
 
-COUNT = Form(lambda table, key: _if_given(whole(table, key)))
-NUMBER = Form(lambda table, key: _if_given(real(table, key)))
+COUNT = Form(lambda table, key: _value_or_absent(positive_integer(table, key)))
+NUMBER = Form(lambda table, key: _value_or_absent(finite_number(table, key)))
 # Number of steps; 0 and -1 mean that epochs decide, and set nothing.
 STEPS = Form(
-    lambda table, key: UNSAID if table.get(key) in (0, -1) else _if_given(whole(table, key))
+    lambda table, key: (
+        ABSENT if table.get(key) in (0, -1) else _value_or_absent(positive_integer(table, key))
+    )
 )
 # A random seed below 2**63; any other value sets nothing.
 SEED = Form(
-    lambda table, key: seed if type(seed := table.get(key)) is int and 0 <= seed < 2**63 else UNSAID
+    lambda table, key: seed if type(seed := table.get(key)) is int and 0 <= seed < 2**63 else ABSENT
 )
 
 
-def _if_given(value: object) -> Any:
-    """The value, or UNSAID for None."""
-    return UNSAID if value is None else value
+def _value_or_absent(value: object) -> Any:
+    """The value, or ABSENT for None."""
+    return ABSENT if value is None else value
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,9 @@ class Row:
     field: str = ""
     form: Form | None = None
     # The stack's value if the key is absent, in the version that was checked.
-    default: Any = UNSAID
+    default: Any = ABSENT
     # The field's value for `default`, if it differs from `default`.
-    ours: Any = UNSAID
+    ours: Any = ABSENT
     # If a run has no such setting: the reason, which is reported.
     why: str = ""
     # The end of the note for a key that is given; None: no note.
@@ -87,8 +89,8 @@ class Row:
             return
         if table.get(self.key) is None:
             # Another part of the file may have settled the field.
-            if self.default is not UNSAID and not reading.has(self.field):
-                if self.ours is UNSAID:
+            if self.default is not ABSENT and not reading.has(self.field):
+                if self.ours is ABSENT:
                     reading.default(self.key, {self.field: self.default})
                 else:
                     reading.default(self.key, {self.field: self.ours}, self.default)
@@ -104,10 +106,10 @@ class Row:
         if self.read is not None:
             self.read(table, self.key, reading)
             return
-        value = UNSAID if self.form is None else self.form.read(table, self.key)
-        if value is UNSAID and table[self.key] == "auto":
+        value = ABSENT if self.form is None else self.form.read(table, self.key)
+        if value is ABSENT and table[self.key] == "auto":
             reading.lose(self.field, f"{self.key} is not a number in this file")
-        elif value is UNSAID:
+        elif value is ABSENT:
             return
         elif self.more is None:
             reading.set(self.field, value)
@@ -119,11 +121,11 @@ class Row:
         if self.write is not None:
             value = self.write(run)
         elif self.field and self.form is not None:
-            value = _ours(run, self.field)
-            value = value if value is UNSAID else self.form.write(value)
+            value = _field_value(run, self.field)
+            value = value if value is ABSENT else self.form.write(value)
         else:
-            value = UNSAID
-        return {} if value is UNSAID else {self.key: value}
+            value = ABSENT
+        return {} if value is ABSENT else {self.key: value}
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ def keys_of(rows: Table) -> tuple[str, ...]:
     return tuple(dict.fromkeys(key for keys in named for key in keys))
 
 
-def but(rows: Table, changes: Mapping[str, Mapping[str, Any]]) -> Table:
+def with_changed_rows(rows: Table, changes: Mapping[str, Mapping[str, Any]]) -> Table:
     """The rows with some fields of a `Row` replaced; `changes` is by key."""
     return tuple(
         replace(row, **changes[row.key]) if isinstance(row, Row) and row.key in changes else row
@@ -178,7 +180,7 @@ def but(rows: Table, changes: Mapping[str, Mapping[str, Any]]) -> Table:
     )
 
 
-def lost(reasons: Mapping[str, str]) -> Table:
+def lost_rows(reasons: Mapping[str, str]) -> Table:
     """Rows for keys without a counterpart in a run; `reasons` is by key."""
     return tuple(Row(key, why=why) for key, why in reasons.items())
 
@@ -188,12 +190,12 @@ def defaults_of(rows: Table) -> dict[str, Any]:
     defaults: dict[str, Any] = {}
     for row in rows:
         given = row.defaults if isinstance(row, Code) else {row.key: row.default}
-        defaults |= {key: value for key, value in given.items() if value is not UNSAID}
+        defaults |= {key: value for key, value in given.items() if value is not ABSENT}
     return defaults
 
 
-def _ours(run: RunSpec, name: str) -> Any:
-    """The value of a field of the run; UNSAID if the run lacks that section."""
+def _field_value(run: RunSpec, name: str) -> Any:
+    """The value of a field of the run; ABSENT if the run lacks that section."""
     section, _, last = name.rpartition(".")
     record = getattr(run, section or "strategy")
-    return UNSAID if record is None else getattr(record, last)
+    return ABSENT if record is None else getattr(record, last)

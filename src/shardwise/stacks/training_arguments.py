@@ -12,17 +12,27 @@ from typing import Any
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import TrainSettings
 from shardwise.stacks.fused_loss import read_liger, read_plugins, write_liger, write_plugins
-from shardwise.stacks.outcomes import UNSAID, quoted
+from shardwise.stacks.outcomes import ABSENT, repr_text
 from shardwise.stacks.read.imported import (
     Reading,
+    finite_number,
     list_unknown,
-    real,
-    section,
+    positive_integer,
     set_warmup,
-    whole,
+    subtable,
 )
 from shardwise.stacks.read.optimizers import set_named_optimizer
-from shardwise.stacks.table import COUNT, NUMBER, SEED, STEPS, Code, Row, Table, but, means
+from shardwise.stacks.table import (
+    COUNT,
+    NUMBER,
+    SEED,
+    STEPS,
+    Code,
+    Row,
+    Table,
+    boolean_form,
+    with_changed_rows,
+)
 
 # transformers' optimizers; its 8-bit and 4-bit states are torchao's, which can be sharded.
 OPTIMIZERS = {
@@ -39,11 +49,11 @@ _NO_COUNTERPART = "has no counterpart; set train.schedule, which is cosine, line
 
 def _read_warmup(table: Mapping[str, object], key: str, reading: Reading) -> None:
     """Read `warmup_steps`: a number of steps. A value between 0 and 1 is reported as lost."""
-    share = real(table, key) or 0.0
+    share = finite_number(table, key) or 0.0
     if 0 < share < 1:
         reading.lose(key, "a share of all steps; set train.warmup_steps")
     elif share > 0:
-        set_warmup(reading, whole(table, key) or 0)
+        set_warmup(reading, positive_integer(table, key) or 0)
 
 
 def _read_axolotl_warmup(table: Mapping[str, object], reading: Reading) -> None:
@@ -61,16 +71,16 @@ def _read_optimizer(table: Mapping[str, object], key: str, reading: Reading) -> 
     set_named_optimizer(reading, key, table[key])
 
 
-def _of_train(field: str) -> Any:
-    """A function from a run to its `[train]` field; UNSAID if the run has no such section."""
-    return lambda run: UNSAID if run.train is None else getattr(run.train, field)
+def _train_field(field: str) -> Any:
+    """A function from a run to its `[train]` field; ABSENT if the run has no such section."""
+    return lambda run: ABSENT if run.train is None else getattr(run.train, field)
 
 
 def _bucket(run: RunSpec) -> Any:
-    """DDP bucket size in MiB; UNSAID without DDP or if it is not a whole number of MiB."""
+    """DDP bucket size in MiB; ABSENT without DDP or if it is not a whole number of MiB."""
     size = run.strategy.ddp_bucket_mib
     fits = run.strategy.kind == "ddp" and size is not None and size == int(size)
-    return int(size) if fits and size is not None else UNSAID
+    return int(size) if fits and size is not None else ABSENT
 
 
 def _read_schedule(table: Mapping[str, object], reading: Reading) -> None:
@@ -83,8 +93,8 @@ def _read_schedule(table: Mapping[str, object], reading: Reading) -> None:
     if key in reading.undecided:
         return
     name = table.get(key)
-    settings = section(table, "lr_scheduler_kwargs")
-    final = real(settings, "min_lr_rate", "lr_scheduler_kwargs.")
+    settings = subtable(table, "lr_scheduler_kwargs")
+    final = finite_number(settings, "min_lr_rate", "lr_scheduler_kwargs.")
     if name is None:
         _absent_schedule(key, "linear", reading)
         return
@@ -99,7 +109,7 @@ def _read_axolotl_schedule(table: Mapping[str, object], reading: Reading) -> Non
     They set `train.schedule` and `train.final_learning_rate`.
     """
     key = "lr_scheduler"
-    name, final = table.get(key), real(table, "cosine_min_lr_ratio")
+    name, final = table.get(key), finite_number(table, "cosine_min_lr_ratio")
     if name is None and final is None:
         _absent_schedule(key, "cosine", reading)
     else:
@@ -133,9 +143,9 @@ def _set_schedule(
     elif name == "linear":
         reading.train |= {"schedule": "linear", "final_learning_rate": 0.0}
     else:
-        reading.lose(key, f"{quoted(name)} {_NO_COUNTERPART}")
+        reading.lose(key, f"{repr_text(name)} {_NO_COUNTERPART}")
         return False
-    reading.given(key, {"train.schedule": UNSAID}, name, naming="pair")
+    reading.given(key, {"train.schedule": ABSENT}, name, naming="pair")
     return True
 
 
@@ -159,13 +169,13 @@ def _write_axolotl_schedule(run: RunSpec) -> dict[str, Any]:
 
 
 def _steps(run: RunSpec) -> Any:
-    """The steps of a run; UNSAID if its epochs decide, or without `[train]`."""
-    return UNSAID if run.train is None or run.train.epochs is not None else run.train.steps
+    """The steps of a run; ABSENT if its epochs decide, or without `[train]`."""
+    return ABSENT if run.train is None or run.train.epochs is not None else run.train.steps
 
 
 def _read_epochs(table: Mapping[str, object], key: str, reading: Reading) -> None:
     """Set `train.epochs`, which other stacks count and Shardwise's trainer does not."""
-    epochs = real(table, key)
+    epochs = finite_number(table, key)
     if epochs is not None and epochs > 0:
         reading.lose(key, "set train.steps, which counts steps; exports keep train.epochs")
         reading.set("train.epochs", epochs)
@@ -184,12 +194,12 @@ def _epochs(key: str, default: float) -> Row:
         default=default,
         when=_by_epochs,
         read=_read_epochs,
-        write=lambda run: UNSAID if run.train is None else run.train.epochs or UNSAID,
+        write=lambda run: ABSENT if run.train is None else run.train.epochs or ABSENT,
     )
 
 
 _MAX_STEPS = Row("max_steps", "train.steps", STEPS, more=None, write=_steps)
-_WARMUP = Row("warmup_steps", read=_read_warmup, write=_of_train("warmup_steps"))
+_WARMUP = Row("warmup_steps", read=_read_warmup, write=_train_field("warmup_steps"))
 _RATE = Row("learning_rate", "train.learning_rate", NUMBER, default=5e-5, more=None)
 _SHAPE: Table = (
     Row("weight_decay", "train.weight_decay", NUMBER, default=0.0, more=None),
@@ -200,10 +210,10 @@ _ADAM: Table = (
     Row("adam_beta2", "train.beta2", NUMBER, default=0.999, more=None),
     Row("adam_epsilon", "train.epsilon", NUMBER, default=1e-8, more=None),
     Row("seed", "train.seed", SEED, default=42, more=None),
-    Row("logging_steps", write=_of_train("log_every")),
+    Row("logging_steps", write=_train_field("log_every")),
 )
 _ACCUMULATE = Row("gradient_accumulation_steps", "accumulate", COUNT, default=1)
-_COMPILE = Row("torch_compile", "compile", means(True), more=", block by block")
+_COMPILE = Row("torch_compile", "compile", boolean_form(True), more=", block by block")
 _DDP_BUCKET = Row(
     "ddp_bucket_cap_mb",
     "ddp_bucket_mib",
@@ -254,7 +264,7 @@ SFT: dict[str, dict[str, Any]] = {"learning_rate": {"default": 2e-5}}
 # Rows in which DPOConfig of TRL 1.16 has another default.
 DPO: dict[str, dict[str, Any]] = {"learning_rate": {"default": 1e-6}}
 # The same for TRL's other objectives: their default learning rates differ, so none is assumed.
-OTHER_OBJECTIVES: dict[str, dict[str, Any]] = {"learning_rate": {"default": UNSAID}}
+OTHER_OBJECTIVES: dict[str, dict[str, Any]] = {"learning_rate": {"default": ABSENT}}
 
 AXOLOTL_BATCH: Table = (
     Row("sequence_len", "job.seq_len", COUNT),
@@ -283,7 +293,7 @@ AXOLOTL_TRAIN: Table = (
         write=lambda run: AXOLOTL_OPTIMIZERS.get(run.job.optimizer, "adamw_torch"),
     ),
     # A file without a learning rate is refused.
-    *but((_RATE,), {"learning_rate": {"default": UNSAID}}),
+    *with_changed_rows((_RATE,), {"learning_rate": {"default": ABSENT}}),
     Code(
         ("lr_scheduler", "cosine_min_lr_ratio"),
         "the second is the floor of a cosine only",

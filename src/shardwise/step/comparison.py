@@ -67,8 +67,8 @@ def relative_change(before: float | None, after: float | None) -> float | None:
 # ---- the terms of two steps -----------------------------------------------------------------
 
 # Terms that cannot be distinguished in a running program; they are compared as one term.
-WORKING = ("unsharded_gradients", "activations", "logits", "other")
-_NAMES = {term: name for term, name in TERMS.items() if term not in WORKING}
+WORKING_TERMS = ("unsharded_gradients", "activations", "logits", "other")
+_NAMES = {term: name for term, name in TERMS.items() if term not in WORKING_TERMS}
 _NAMES["gradients"] = "reduced gradients"
 
 
@@ -78,7 +78,7 @@ def memory_terms(predicted: MemoryProfile, measured: MemoryProfile) -> list[Term
     Terms that a measurement cannot distinguish are merged; terms that are 0 are left out.
     """
     first, second = dict(predicted.terms), dict(measured.terms)
-    merged = [term for term in first if term in WORKING or term not in second]
+    merged = [term for term in first if term in WORKING_TERMS or term not in second]
     first["working"] = sum(first.pop(term) for term in merged)
     large = sum(first.values()) >= GIB
     unit: Unit = "GiB" if large else "MiB"

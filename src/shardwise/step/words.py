@@ -95,6 +95,7 @@ def percent_points(change: float, digits: int = 1) -> str:
 
 
 def _without_sign_of_zero(text: str) -> str:
+    """The text without its plus sign if it has no digit but 0."""
     return text if any(digit in text for digit in "123456789") else text.lstrip("+")
 
 
@@ -103,7 +104,7 @@ def comparison_words(error: float) -> str:
     return f"within {percent(error, 1)}, the error of comparison"
 
 
-def pace(ratio: float) -> str:
+def speed_ratio_text(ratio: float) -> str:
     """A ratio of speeds as text: `2.2x as fast`, `9% faster`, `4% slower`, `as fast`."""
     if ratio >= 2:
         return f"{ratio:,.1f}x as fast"
@@ -113,12 +114,12 @@ def pace(ratio: float) -> str:
     return f"{change} {'faster' if ratio > 1 else 'slower'}"
 
 
-def multiple(ratio: float) -> str:
+def ratio_text(ratio: float) -> str:
     """A ratio as text: `3.2x`, with more digits below 0.1."""
     return f"{ratio:,.1f}x" if ratio >= 0.1 else f"{ratio:.2g}x"
 
 
-def span(low: float, high: float, show: Callable[[float], str]) -> str:
+def range_text(low: float, high: float, show: Callable[[float], str]) -> str:
     """A range as text: `3% to 5%`, or one value if both ends are shown the same."""
     first, last = show(low), show(high)
     return first if first == last else f"{first} to {last}"

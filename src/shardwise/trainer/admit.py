@@ -14,7 +14,7 @@ from shardwise.trainer.data.tokenize import find_files
 from shardwise.trainer.replicas.group import one_group, replica_group
 
 
-def admit(run: RunSpec, processes: int, per_node: int) -> None:
+def check_can_train(run: RunSpec, processes: int, per_node: int) -> None:
     """Raise SpecError if `processes` processes cannot train the run.
 
     Checks the kind of model, the strategy's degrees, the loss, the batch and the sequence length,

@@ -22,7 +22,7 @@ class UnequalDataError(RuntimeError):
     """Ranks have different numbers of micro-batches; training would hang."""
 
 
-class Agreed(NamedTuple):
+class StepDecision(NamedTuple):
     """What all ranks agreed on before a step: the same values on every rank.
 
     `tokens` are the tokens that count for the loss, on all ranks; `micro_batches` are those of one
@@ -71,7 +71,7 @@ class Agreement:
         self._tree = shared_tree()
         self._wait = self._tree.start_all_reduce(self._values)
 
-    def result(self) -> Agreed:
+    def result(self) -> StepDecision:
         """Wait for the all-reduce; return the values that all ranks agreed on.
 
         Raises:
@@ -83,7 +83,9 @@ class Agreement:
         resizes, stops = divmod(ends, _RESIZE)
         if size * squares != counts**2:
             raise UnequalDataError(self._describe_counts())
-        return Agreed(tokens // self._copies, counts // size, stops > 0, saves > 0, resizes > 0)
+        return StepDecision(
+            tokens // self._copies, counts // size, stops > 0, saves > 0, resizes > 0
+        )
 
     def _describe_counts(self) -> str:
         """The error message that names the ranks with fewer micro-batches.

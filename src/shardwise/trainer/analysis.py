@@ -84,7 +84,7 @@ class Analyses:
         return running + ([self._waiting[0]] if self._waiting is not None else [])
 
     def collect(self) -> dict[str, float]:
-        """Metrics of the analysis that has finished, as `shares` returns them; empty if none has.
+        """Metrics of the analysis that has finished, as `_shares` returns them; empty if none has.
 
         Starts the waiting analysis, if any.
         """
@@ -98,7 +98,7 @@ class Analyses:
         return values
 
     def drain(self, seconds: float) -> list[dict[str, float]]:
-        """Metrics of all remaining analyses, as `shares` returns them.
+        """Metrics of all remaining analyses, as `_shares` returns them.
 
         Waits at most `seconds`, then kills an analysis that still runs.
         """

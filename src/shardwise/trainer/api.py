@@ -130,7 +130,7 @@ def run_file(run: str | Path | RunSpec) -> Iterator[Path]:
         yield file
 
 
-class Ended(NamedTuple):
+class CommandResult(NamedTuple):
     """How a command ended: its exit code, its stdout, and whether the timeout killed it."""
 
     exit_code: int
@@ -143,7 +143,7 @@ def run_command(
     log: Callable[[str], None],
     timeout_s: float | None = None,
     folder: Path | None = None,
-) -> Ended:
+) -> CommandResult:
     """Run `shardwise` with the arguments `words` in a subprocess; wait for its end.
 
     Its working directory is `folder`, if one is given.
@@ -167,7 +167,7 @@ def run_command(
 
         limit = threading.Timer(timeout_s or 0, kill)
         limit.daemon = True
-        reader = threading.Thread(target=_pass_on, args=(process.stderr, log), daemon=True)
+        reader = threading.Thread(target=_log_lines, args=(process.stderr, log), daemon=True)
         reader.start()
         if timeout_s is not None:
             limit.start()
@@ -179,7 +179,7 @@ def run_command(
         finally:
             limit.cancel()
         reader.join()
-        return Ended(process.wait(), output, killed.is_set())
+        return CommandResult(process.wait(), output, killed.is_set())
 
 
 def _output_of(process: subprocess.Popen[str]) -> str:
@@ -195,7 +195,7 @@ def _output_of(process: subprocess.Popen[str]) -> str:
         raise
 
 
-def _pass_on(lines: Any, log: Callable[[str], None]) -> None:
+def _log_lines(lines: Any, log: Callable[[str], None]) -> None:
     """Call `log` with each line, without its newline."""
     for line in lines:
         log(line.rstrip("\n"))

@@ -8,8 +8,8 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from shardwise.checkpoint.format.broken import BrokenFileError
-from shardwise.checkpoint.format.place import Place
 from shardwise.checkpoint.format.read_checkpoint import read_manifest
+from shardwise.checkpoint.format.storage import CheckpointStorage
 from shardwise.engine.rank_tree import shared_tree
 
 
@@ -20,7 +20,7 @@ class Best(NamedTuple):
     loss: float
 
 
-def best_of(place: Place, last: int, run: Mapping[str, Any]) -> Best | None:
+def best_of(place: CheckpointStorage, last: int, run: Mapping[str, Any]) -> Best | None:
     """The checkpoint up to step `last` with the lowest held-out loss; None if none has one.
 
     All ranks call this; rank 0 reads. Losses of other held-out data than those of `run`, the
@@ -45,7 +45,7 @@ def held_out_set(run: Mapping[str, Any]) -> tuple[object, ...]:
     return names, data.get("source"), data.get("format"), data.get("loss_on"), tokens
 
 
-def _found(place: Place, last: int, run: Mapping[str, Any]) -> list[Best]:
+def _found(place: CheckpointStorage, last: int, run: Mapping[str, Any]) -> list[Best]:
     """Step and loss of each checkpoint up to step `last` that has a held-out loss."""
     best = []
     for step in place.steps():

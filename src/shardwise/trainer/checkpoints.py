@@ -19,8 +19,8 @@ from shardwise.checkpoint.dcp.save import SaveError, Saver
 from shardwise.checkpoint.format.folder import is_remote
 from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.pieces import Tensor
-from shardwise.checkpoint.format.place import Place, name_of
-from shardwise.checkpoint.format.run_folder import place_in
+from shardwise.checkpoint.format.run_folder import storage_in
+from shardwise.checkpoint.format.storage import CheckpointStorage, name_of
 from shardwise.engine.adapter import base_digest
 from shardwise.engine.mesh import world
 from shardwise.engine.rank_tree import shared_tree
@@ -47,7 +47,7 @@ _ORDER = {
 _SYNTHETIC = {"synthetic data": "2"}
 
 
-def _check_shared(place: Place, writer: str) -> None:
+def _check_shared(place: CheckpointStorage, writer: str) -> None:
     """Raise on every rank unless rank 0 can write to `place` and all other ranks see its file.
 
     Rank 0 commits checkpoints for all ranks. Object stores are not checked.
@@ -121,7 +121,7 @@ class RunCheckpoints:
         self._training = training
         self._settings = training.settings.checkpoint
         self._rank, self._world = world()
-        self._place = place_in(folder, self._settings.to)
+        self._place = storage_in(folder, self._settings.to)
         _check_shared(self._place, writer)
         self._saver = Saver(self._place, self._settings.keep, self._settings.background)
         self._run = run_table(run)
@@ -218,7 +218,7 @@ class RunCheckpoints:
         self._check_base(manifest)
         self._check_quantised(manifest)
         state.make_optimizer_state(t.model, t.optimizer, saved)
-        self._updated = state.updated(t.model, t.optimizer)
+        self._updated = state.updated_tensors(t.model, t.optimizer)
         needed = {**self._updated, **state.buffers_of(t.model)}
         for name, tensor in needed.items():
             stored = saved.get(name)
@@ -330,7 +330,7 @@ class RunCheckpoints:
         self._saver.best = self._best.step if self._best is not None else None
         self._pace.saved(time.monotonic())
         self._saved, self._failure = t.step, None
-        updated, buffers = state.updated(t.model, t.optimizer), state.buffers_of(t.model)
+        updated, buffers = state.updated_tensors(t.model, t.optimizer), state.buffers_of(t.model)
         self._saver.save(updated, buffers, own, manifest, unchanged)
         if not self._settings.background and not unchanged:
             self._finish_save()

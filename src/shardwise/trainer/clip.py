@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from shardwise.engine.local_parts import divided_like
+from shardwise.engine.local_parts import as_dtensor_like
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], clip_norm: float = 0.0) -> torch.Tensor:
@@ -22,7 +22,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], clip_norm: float = 0.0) -
     gradients: dict[Any, list[torch.Tensor]] = {}
     for parameter in trained:
         assert parameter.grad is not None
-        gradient = divided_like(parameter, parameter.grad)
+        gradient = as_dtensor_like(parameter, parameter.grad)
         gradients.setdefault(_mesh_of(gradient), []).append(gradient)
     norms = [_full(get_total_norm(same)) for same in gradients.values()]
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))

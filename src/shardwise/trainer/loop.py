@@ -26,7 +26,7 @@ from shardwise.engine.mesh import world
 from shardwise.engine.sync import micro_batch, strategy_of
 from shardwise.launch.heartbeat import report, resize_requested, section
 from shardwise.spec.train import TrainSettings
-from shardwise.trainer.agree import Agreed, Agreement, Reason
+from shardwise.trainer.agree import Agreement, Reason, StepDecision
 from shardwise.trainer.clip import clip_gradients
 from shardwise.trainer.clock import StepClock
 from shardwise.trainer.data.batches import Batches, MicroBatch
@@ -202,7 +202,7 @@ class _HeldOutLoss:
         self._training, self._evaluation = training, training.evaluation
         self._observer, self._saver, self._received_signal = observer, saver, received_signal
 
-    def compute_if_due(self, agreed: Agreed, clock: StepClock) -> Agreed:
+    def compute_if_due(self, agreed: StepDecision, clock: StepClock) -> StepDecision:
         """Compute the loss of the current step if it is due; return what ranks have now agreed on.
 
         They save if it is the lowest. They stop if a signal ended the evaluation: the resumed run

@@ -12,7 +12,7 @@ from torch import nn
 
 from shardwise.engine.counter import CollectiveCounter
 from shardwise.engine.ledger import LiveBytes
-from shardwise.engine.local_parts import is_divided
+from shardwise.engine.local_parts import is_tensor_parallel
 from shardwise.engine.wrapped import axes_of
 from shardwise.pytorch.device import allocator_memory, is_accelerator, reset_peak_memory
 from shardwise.pytorch.private import plain_tensors
@@ -38,7 +38,7 @@ TRAFFIC_STEP, MEMORY_STEP = 3, 5
 LOSS_BYTES = 8
 
 
-class Trained(Protocol):
+class TrainedModel(Protocol):
     """A model with its optimizer and device, in Shardwise's training loop or another."""
 
     @property
@@ -59,7 +59,9 @@ class StepMeter:
     others and are left out of timings.
     """
 
-    def __init__(self, training: Trained, completed: int, last: int, *, compiled: bool) -> None:
+    def __init__(
+        self, training: TrainedModel, completed: int, last: int, *, compiled: bool
+    ) -> None:
         self._training = training
         self.traffic_step = min(completed + TRAFFIC_STEP, last)
         self.memory_step = min(completed + MEMORY_STEP, last)
@@ -196,7 +198,7 @@ def norm_traffic(strategy: Strategy, model: nn.Module) -> tuple[CollectiveProfil
     for all that are not.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
-    divided = sum(is_divided(p) for p in trained)
+    divided = sum(is_tensor_parallel(p) for p in trained)
     messages = [count for count in (divided, len(trained) - divided) if count]
     width = 8 if strategy.master_dtype == "fp64" else 4
     mesh, traffic = strategy.mesh, []

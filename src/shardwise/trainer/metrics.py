@@ -29,7 +29,7 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-class Tolerant:
+class TolerantTracker:
     """A tracker whose I/O errors do not stop training; the first one is logged."""
 
     def __init__(self, tracker: Tracker, name: str) -> None:
@@ -53,7 +53,7 @@ class JsonLines:
 
     def __init__(self, path: Path, completed: int = 0) -> None:
         if path.exists():
-            _rewrite(path, completed)
+            _cut_after_step(path, completed)
         self._file = FileIO(path, "a")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -65,7 +65,7 @@ class JsonLines:
         self._file.close()
 
 
-def _rewrite(path: Path, completed: int) -> None:
+def _cut_after_step(path: Path, completed: int) -> None:
     """Remove the lines after step `completed`, to be replayed, and a line that a crash cut off."""
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
@@ -146,12 +146,12 @@ def open_trackers(
 ) -> list[Tracker]:
     """Open metrics.jsonl and the configured trackers for a run that has `completed` steps."""
     lines = folder / "metrics.jsonl"
-    trackers: list[Tracker] = [Tolerant(JsonLines(lines, completed), str(lines))]
+    trackers: list[Tracker] = [TolerantTracker(JsonLines(lines, completed), str(lines))]
     available = importlib.util.find_spec("tensorboard") is not None
     default: tuple[TrackerName, ...] = ("tensorboard",) if available else ()
     for name in default if names is None else names:
         try:
-            trackers.append(Tolerant(_TRACKERS[name](folder, completed), name))
+            trackers.append(TolerantTracker(_TRACKERS[name](folder, completed), name))
         except ModuleNotFoundError as error:
             raise SpecError(
                 f"train.trackers: {name} needs the package {error.name}; install it with "
@@ -164,7 +164,7 @@ def memory_now(device: torch.device) -> dict[str, float]:
     """Memory of this process in bytes, by name: on its GPU if it has one, else resident in RAM."""
     memory = allocator_memory(device)
     if memory is None:
-        return resident()
+        return resident_memory()
     return {
         "memory_current_bytes": float(memory.allocated),
         "memory_peak_bytes": float(memory.peak_allocated),
@@ -172,7 +172,7 @@ def memory_now(device: torch.device) -> dict[str, float]:
     }
 
 
-def resident() -> dict[str, float]:
+def resident_memory() -> dict[str, float]:
     """Resident memory of this process in bytes, now and at its peak; empty without /proc."""
     # psutil does not report the peak, and ru_maxrss includes the parent's peak before exec.
     values = {}

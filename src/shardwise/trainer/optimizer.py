@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.sgd import sgd
 
 from shardwise.engine.host_optimizer import HostOptimizer
-from shardwise.engine.local_parts import is_divided
+from shardwise.engine.local_parts import is_tensor_parallel
 from shardwise.engine.low_bit import make_low_bit
 from shardwise.engine.parallelize import check_optimizer
 from shardwise.engine.sync import is_parallel, strategy_of
@@ -88,7 +88,7 @@ def _sharding_of(parameters: list[nn.Parameter]) -> Sharding:
     """Whether any parameter is sharded, and whether any is split by tensor parallelism."""
     return Sharding(
         sharded=any(isinstance(parameter, DTensor) for parameter in parameters),
-        tensor=any(is_divided(parameter) for parameter in parameters),
+        tensor=any(is_tensor_parallel(parameter) for parameter in parameters),
     )
 
 

@@ -184,7 +184,10 @@ class StepProfiler:
             self._profiler.stop()
 
     def _write(self, profiler: profile) -> None:
-        """Write the recorded trace of this rank, and start its analysis."""
+        """Write the recorded trace of this rank, start its analysis, and remove old windows.
+
+        An error of the file system is logged only.
+        """
         folder = window_folder(self._folder, self._window)
         unpacked, packed = (folder / f".{self._name}.{kind}" for kind in ("unpacked", "packed"))
         try:

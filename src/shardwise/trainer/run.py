@@ -38,7 +38,12 @@ from shardwise.trainer.metric_names import INFO
 from shardwise.trainer.metrics import Tracker, memory_now, open_trackers
 from shardwise.trainer.profile import StepProfiler, windows_of
 from shardwise.trainer.prometheus import Exporter, LiveRun
-from shardwise.trainer.replicas.group import ReplicaGroup, digest_of, hang_limits, replica_group
+from shardwise.trainer.replicas.group import (
+    ReplicaGroup,
+    hang_limits,
+    replica_group,
+    settings_checksum,
+)
 from shardwise.trainer.run_record import Progress, RecordWriter, first_record
 from shardwise.trainer.start import start
 
@@ -100,6 +105,23 @@ def run_training(run: RunSpec, folder: Path, display: Display | None = None) -> 
     return result
 
 
+def _write_prediction(run: RunSpec, training: Training, folder: Path) -> StepProfile:
+    """Predict a step, and write the prediction and the setup of the run to its folder."""
+    with section("predict", slow=True):
+        predicted = predict(run, training)
+    write_setup(folder, run)
+    write_json(folder / "prediction.json", predicted.to_dict())
+    return predicted
+
+
+def _write_measurement(folder: Path, measured: StepProfile, recorder: _Recorder) -> None:
+    """Write the measured profile and, if recorded, the curve of memory; errors are logged."""
+    with BestEffort(f"write the measurement to {folder}"):
+        write_json(folder / "measurement.json", measured.to_dict())
+        if (curve := recorder.memory_curve()) is not None:
+            write_json(folder / "memory.json", curve)
+
+
 def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
     settings = run.train or TrainSettings()
     windows_of(settings)  # raises SpecError before anything is built
@@ -120,13 +142,8 @@ def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
         with section("load", slow=True):
             loaded = checkpoints.load()
     stages.begin("Predicting a step")
-    predicted = None
-    if is_main:
-        # Rank 0 alone: tracing a model may take a minute of every core. The others wait for step 1.
-        with section("predict", slow=True):
-            predicted = predict(run, training)
-        write_setup(folder, run)
-        write_json(folder / "prediction.json", predicted.to_dict())
+    # Rank 0 alone: tracing a model may take a minute of every core. The others wait for step 1.
+    predicted = _write_prediction(run, training, folder) if is_main else None
     shown = display if is_main else None
     if shown is not None and predicted is not None:
         shown.started(
@@ -158,10 +175,7 @@ def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
         best=_best(checkpoints) if checkpoints is not None else None,
     )
     if is_main and result.measured is not None:
-        with BestEffort(f"write the measurement to {folder}"):
-            write_json(folder / "measurement.json", result.measured.to_dict())
-            if (curve := recorder.memory_curve()) is not None:
-                write_json(folder / "memory.json", curve)
+        _write_measurement(folder, result.measured, recorder)
     if shown is not None:
         shown.ended(result)
     if lock is not None:
@@ -195,7 +209,7 @@ def _train_in_group(
     from shardwise.trainer.replicas.loop import train_in_group
 
     assert checkpoints is not None
-    return train_in_group(training, recorder, checkpoints, group, digest_of(run), folder)
+    return train_in_group(training, recorder, checkpoints, group, settings_checksum(run), folder)
 
 
 def predict(run: RunSpec, training: Training) -> StepProfile:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from shardwise.checkpoint.format.folder import find_store, is_remote
-from shardwise.checkpoint.format.place import find_place
+from shardwise.checkpoint.format.storage import find_storage
 from shardwise.launch.supervisor import count_recoveries
 from shardwise.runs.record import NAME, SCHEMA, WRITE_EVERY_S, RunRecord, State, name_of
 from shardwise.spec.run import RunSpec, run_table
@@ -65,7 +65,7 @@ class RecordWriter:
         self._record, self._folder, self._progress = first, folder, progress
         self._urls = [str(folder / NAME)]
         if to is not None:
-            place = find_place("/".join([to.rstrip("/"), name_of(folder)]))
+            place = find_storage("/".join([to.rstrip("/"), name_of(folder)]))
             self._urls.append(f"{place.url}/{NAME}")
         _write(self._urls[0], first)
         self._periodic = Periodic(self._write, WRITE_EVERY_S, f"write {NAME}")

@@ -10,7 +10,7 @@ from shardwise.spec.quantity import show_count, show_gib, show_seconds
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.step.profile import StepProfile
-from shardwise.trainer.admit import admit, check_batch
+from shardwise.trainer.admit import check_batch, check_can_train
 
 
 class Size(NamedTuple):
@@ -80,7 +80,7 @@ def _check_global_batch(run: RunSpec, per_host: int, hosts: HostRange) -> None:
 def _size(run: RunSpec, per_host: int, hosts: int) -> Size:
     """The Size of this number of hosts, with its prediction or its problem."""
     try:
-        admit(run, hosts * per_host, per_host)
+        check_can_train(run, hosts * per_host, per_host)
         cluster = run.cluster.but(nodes=hosts, devices_per_node=per_host)
         resolved = run._replace(cluster=cluster).resolved()
         check_batch(resolved)

@@ -25,7 +25,7 @@ from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import DataSettings, TrainSettings
 from shardwise.trainer.admit import check_batch, check_sequence, device_kind
-from shardwise.trainer.data.batches import Batches, Layout, make_batches, prepare
+from shardwise.trainer.data.batches import Batches, Layout, make_batches, tokenize_data
 from shardwise.trainer.data.held_out import HeldOut
 from shardwise.trainer.evaluation import Evaluation
 from shardwise.trainer.loop import Training
@@ -45,7 +45,9 @@ def start(run: RunSpec, group: ReplicaGroup | None = None) -> tuple[RunSpec, Tra
     _set_threads(settings, device)
     stages.begin("Connecting the processes")
     join(device)
-    run = on_this_world(run._replace(train=settings, data=run.data or DataSettings()), device)
+    run = for_actual_processes(
+        run._replace(train=settings, data=run.data or DataSettings()), device
+    )
     strategy = run.strategy
     # The same on every rank: dropout must be equal in all processes of a tensor group.
     torch.manual_seed(settings.seed)
@@ -112,11 +114,11 @@ def _prepare_once(data: DataSettings, seq_len: int) -> None:
     rank, size = world()
     if data.path and size > 1:
         if int(os.environ.get("LOCAL_RANK", rank)) == 0:
-            prepare(data, seq_len)
+            tokenize_data(data, seq_len)
         dist.barrier()
 
 
-def on_this_world(run: RunSpec, device: torch.device) -> RunSpec:
+def for_actual_processes(run: RunSpec, device: torch.device) -> RunSpec:
     """The run with the cluster and the strategy of the actual processes.
 
     So the prediction is for the step that will be measured.

@@ -15,8 +15,9 @@ from shardwise.spec.dtype import DTYPE_BYTES, DType
 from shardwise.spec.families import linear_names
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError, did_you_mean
-from shardwise.units.division import WHOLE, Division, Exchange, Exchanges, Operation
+from shardwise.units.division import UNDIVIDED, Division, Exchange, Exchanges, Operation
 from shardwise.units.graph import Graph, Value
+from shardwise.units.graph_stage import stage_of
 from shardwise.units.unit import ModelUnits, Parameter, Unit
 
 FP32 = 4
@@ -29,7 +30,7 @@ def decoder_units(
     dtype: DType = "bf16",
     compiled: bool = False,
     autocast: bool = False,
-    division: Division = WHOLE,
+    division: Division = UNDIVIDED,
     eager: bool = False,
 ) -> ModelUnits:
     """The units of `model` on one device, at sequence length `seq_len` and compute dtype `dtype`.
@@ -91,39 +92,48 @@ def _lookup(model: ModelSpec, division: Division, stream: int) -> Exchanges:
         return Exchanges()
     size = float(model.hidden * stream)
     if not division.sequence:
-        return Exchanges(forward=(_between("all-reduce", size),))
-    gathered, scattered = _between("all-gather", size), _between("reduce-scatter", size)
+        return Exchanges(forward=(_tensor_exchange("all-reduce", size),))
+    gathered, scattered = (
+        _tensor_exchange("all-gather", size),
+        _tensor_exchange("reduce-scatter", size),
+    )
     # A scaled embedding sums the lookups of all devices before it scales them.
-    found = _between("all-reduce", size) if model.scaled_embedding else scattered
+    found = _tensor_exchange("all-reduce", size) if model.scaled_embedding else scattered
     return Exchanges(forward=(found,), backward=(gathered,))
 
 
-def _between(op: Operation, size: float, calls: int = 1) -> Exchange:
+def _tensor_exchange(op: Operation, size: float, calls: int = 1) -> Exchange:
     """Collectives of a tensor group, `size` bytes per token over all calls."""
     return Exchange("tensor", op, size, calls=calls)
 
 
-def _enter(graph: Graph, model: ModelSpec, x: Value) -> Value:
+def _enter_tensor_parallel(graph: Graph, model: ModelSpec, x: Value) -> Value:
     """Record the collective before column-parallel matrices, which need all tokens of a group."""
     division = graph.division
     if division.tensor == 1:
         return x
     size = float(model.hidden * x.itemsize)
     if not division.sequence:
-        return graph.exchange(x, model.hidden, (), (_between("all-reduce", size),))
-    gathered, scattered = _between("all-gather", size), _between("reduce-scatter", size)
+        return graph.exchange(x, model.hidden, (), (_tensor_exchange("all-reduce", size),))
+    gathered, scattered = (
+        _tensor_exchange("all-gather", size),
+        _tensor_exchange("reduce-scatter", size),
+    )
     return graph.exchange(x, model.hidden, (gathered,), (scattered,), scratch=size)
 
 
-def _leave(graph: Graph, model: ModelSpec, x: Value) -> Value:
+def _leave_tensor_parallel(graph: Graph, model: ModelSpec, x: Value) -> Value:
     """Record the collective after a row-parallel matrix, which sums the outputs of a group."""
     division = graph.division
     if division.tensor == 1:
         return x
     size = float(model.hidden * x.itemsize)
     if not division.sequence:
-        return graph.exchange(x, model.hidden, (_between("all-reduce", size),), ())
-    gathered, scattered = _between("all-gather", size), _between("reduce-scatter", size)
+        return graph.exchange(x, model.hidden, (_tensor_exchange("all-reduce", size),), ())
+    gathered, scattered = (
+        _tensor_exchange("all-gather", size),
+        _tensor_exchange("reduce-scatter", size),
+    )
     width = model.hidden / division.tensor
     return graph.exchange(x, width, (scattered,), (gathered,), scratch=size)
 
@@ -182,7 +192,7 @@ def _block(
             branch = layer(graph, model, branch, span)
             branch = _norm(graph, model, branch, f"{name}_post_norm") if after else branch
             x = graph.residual(x, _dropout(graph, model, branch))
-    return Unit(name="block", parameters=tuple(graph.parameters), stage=graph.stage(compiled))
+    return Unit(name="block", parameters=tuple(graph.parameters), stage=stage_of(graph, compiled))
 
 
 def _root(model: ModelSpec, itemsize: int, stream: int, division: Division) -> Unit:
@@ -193,7 +203,7 @@ def _root(model: ModelSpec, itemsize: int, stream: int, division: Division) -> U
     graph = _graph(model, itemsize, stream, division)
     embeddings = _embeddings(model, graph)
     graph.parameters.clear()
-    normed = _enter(graph, model, _norm(graph, model, graph.input, "final_norm"))
+    normed = _enter_tensor_parallel(graph, model, _norm(graph, model, graph.input, "final_norm"))
     logits = graph.linear(
         normed, "head", model.vocab, bias=model.head_bias, logits=True, tied=model.tied
     )
@@ -207,7 +217,7 @@ def _root(model: ModelSpec, itemsize: int, stream: int, division: Division) -> U
     loss = Value(1, FP32)
     graph.pointwise(log_probabilities, output=loss)
     head = tuple(p._replace(after_blocks=True) for p in graph.parameters)
-    return Unit(name="root", parameters=(*embeddings, *head), stage=graph.stage())
+    return Unit(name="root", parameters=(*embeddings, *head), stage=stage_of(graph))
 
 
 def _log_softmax(graph: Graph, logits: Value) -> Value:
@@ -221,7 +231,7 @@ def _log_softmax(graph: Graph, logits: Value) -> Value:
     made = graph.pointwise(logits, save_output=True)
     # Temporaries: exponentials in the forward, an out-of-place gradient in the backward.
     graph.ops[-1].scratch = graph.ops[-1].backward_scratch = logits.bytes
-    graph.ops[-1].sent = (_between("all-reduce", 3.0 * logits.itemsize, calls=3),)
+    graph.ops[-1].sent = (_tensor_exchange("all-reduce", 3.0 * logits.itemsize, calls=3),)
     return made
 
 
@@ -238,7 +248,7 @@ def _attention(graph: Graph, model: ModelSpec, x: Value, span: int) -> Value:
     """Record the attention layer: projections, rotary positions, attention and output matrix."""
     width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
     bias, transposed = model.attention_bias, model.transposed_weights
-    x = _enter(graph, model, x)
+    x = _enter_tensor_parallel(graph, model, x)
     if model.qkv == "fused":
         joined = graph.linear(
             x, "attention.qkv", width + 2 * kv_width, bias=bias, transposed=transposed
@@ -260,7 +270,7 @@ def _attention(graph: Graph, model: ModelSpec, x: Value, span: int) -> Value:
     made = graph.linear(
         mixed, "attention.out", model.hidden, bias=model.output_bias, transposed=transposed
     )
-    return _leave(graph, model, made)
+    return _leave_tensor_parallel(graph, model, made)
 
 
 def _attend(graph: Graph, model: ModelSpec, q: Value, k: Value, v: Value, span: int) -> Value:
@@ -296,7 +306,7 @@ def _mlp(graph: Graph, model: ModelSpec, x: Value, span: int = 0) -> Value:
     if model.experts is not None:
         return _experts(graph, model, x)
     bias, transposed = model.mlp_bias, model.transposed_weights
-    x = _enter(graph, model, x)
+    x = _enter_tensor_parallel(graph, model, x)
     if model.mlp == "plain":
         up = graph.linear(x, "mlp.up", model.ffn, bias=bias, transposed=transposed)
         product = _activation(graph, model, up)
@@ -308,7 +318,7 @@ def _mlp(graph: Graph, model: ModelSpec, x: Value, span: int = 0) -> Value:
         up = graph.linear(x, "mlp.up", model.ffn, bias=bias)
         product = _gated(graph, model, gate, up)
     made = graph.linear(product, "mlp.down", model.hidden, bias=bias, transposed=transposed)
-    return _leave(graph, model, made)
+    return _leave_tensor_parallel(graph, model, made)
 
 
 def _gated(graph: Graph, model: ModelSpec, gate: Value, up: Value, copies: int = 1) -> Value:

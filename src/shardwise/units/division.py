@@ -50,7 +50,7 @@ class Division(NamedTuple):
             raise SpecError(problems)
 
 
-WHOLE = Division()
+UNDIVIDED = Division()
 
 
 class Exchange(NamedTuple):
@@ -81,7 +81,7 @@ class Exchanges(NamedTuple):
 NO_EXCHANGES = Exchanges()
 
 
-def together(exchanges: Sequence[Exchange]) -> tuple[Exchange, ...]:
+def join_exchanges(exchanges: Sequence[Exchange]) -> tuple[Exchange, ...]:
     """Sum exchanges with the same axis and operation into one each."""
     found: dict[tuple[str, str], Exchange] = {}
     for one in exchanges:

@@ -1,7 +1,6 @@
 """A list of tensor operations, with the tensors that autograd saves for each.
 
-Parameters, FLOPs, bytes saved under each recompute policy, and memory during the backward are
-computed from this list.
+`graph_stage.py` computes FLOPs, saved bytes and the memory of both passes from this list.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardwise.spec.adapter import Adapter
-from shardwise.units.division import WHOLE, Division, Exchange, Exchanges, together
-from shardwise.units.stage import POLICIES, Kept, Moment, Policy, Stage, mean_width, prune
-from shardwise.units.unit import DEQUANTISING_BYTES, Parameter, frozen
+from shardwise.units.division import UNDIVIDED, Division, Exchange
+from shardwise.units.unit import Parameter, frozen
 
 
 @dataclass(eq=False, repr=False)
@@ -89,7 +87,7 @@ class Graph:
     input: Value
     # Decides what is trained; None trains everything.
     adapter: Adapter | None = None
-    division: Division = WHOLE
+    division: Division = UNDIVIDED
     # Names of linear layers in transformers, by the names used here.
     linear_names: Mapping[str, str] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
@@ -126,7 +124,7 @@ class Graph:
         self.parameters.append(parameter)
         return parameter.numel if parameter.trainable else 0
 
-    def _added(self, name: str, *shape: int) -> int:
+    def _adapter_parameter(self, name: str, *shape: int) -> int:
         """Record a parameter of an adapter, which is always trained; returns its elements."""
         parameter = Parameter(name=name, shape=shape)
         self.parameters.append(parameter)
@@ -169,12 +167,12 @@ class Graph:
         if adapter.dropout:
             # The mask has a byte per element; the input after dropout is a new tensor.
             x = self.pointwise(x, saves=(Value(x.width, 1),))
-        first = self._added(f"{name}.lora_A.weight", rank, width)
-        second = self._added(f"{name}.lora_B.weight", out, rank)
+        first = self._adapter_parameter(f"{name}.lora_A.weight", rank, width)
+        second = self._adapter_parameter(f"{name}.lora_B.weight", out, rank)
         narrow = self.matmul(x, rank, first, 2.0 * width * rank)
         wide = self.matmul(narrow, out, second, 2.0 * rank * out)
         if adapter.dora:
-            magnitude = self._added(f"{name}.lora_magnitude_vector.weight", out)
+            magnitude = self._adapter_parameter(f"{name}.lora_magnitude_vector.weight", out)
             wide = self.pointwise(wide, product, saves=(wide,), parameter_elements=magnitude)
         return self.residual(product, self.pointwise(wide))
 
@@ -326,252 +324,3 @@ class Graph:
     def norm_statistics(self, per_token: float) -> Value:
         """A new fp32 tensor of `per_token` elements, such as a norm's mean."""
         return self.value(per_token, 4)
-
-    # ---- results ----------------------------------------------------------------------------
-
-    def stage(self, compiled: bool = False) -> Stage:
-        """The Stage of these operations: FLOPs, bytes, and memory of forward and backward."""
-        saves = self._saved_values(compiled)
-        moments = self._backward(saves)
-        return Stage(
-            matmul_flops=sum(op.matmul_flops for op in self.ops),
-            attention_flops=sum(op.attention_flops for op in self.ops),
-            attention_span=max((op.attention_span for op in self.ops), default=0),
-            head_dim=min((op.head_dim for op in self.ops if op.head_dim), default=128),
-            elementwise_bytes=self._moved(),
-            fused_bytes=self._moved_fused() if compiled else 0.0,
-            kernels=len(self.ops),
-            products=sum(op.matmul_flops > 0 for op in self.ops),
-            product_width=mean_width(
-                (op.matmul_flops, op.output.width / (op.routed or 1.0)) for op in self.ops
-            ),
-            grouped_flops=sum(op.matmul_flops for op in self.ops if op.routed),
-            routed=max((op.routed for op in self.ops), default=0.0),
-            experts=self.experts,
-            logits=sum(
-                op.output.width for op in self.ops if op.matmul_flops > 0 and op.output.logits
-            ),
-            logit_moved=self._moved(logits=True),
-            compiled=compiled,
-            gradient_flops=sum(op.gradient_flops for op in self.ops),
-            kept={policy: self._kept(policy, saves) for policy in POLICIES},
-            forward=self._forward(saves),
-            forward_unsaved=self._forward([() for _ in self.ops]),
-            backward=prune(moments),
-            exchanges=self._exchanges(),
-        )
-
-    def _moved(self, *, logits: bool = False) -> float:
-        """Bytes per token that a forward's element-wise operations read and write, one by one.
-
-        With `logits`, only of those that read logits.
-        """
-        pointwise = [op for op in self.ops if op.pointwise]
-        if logits:
-            pointwise = [op for op in pointwise if any(x.logits for x in op.inputs)]
-        return sum(op.output.bytes + sum(x.bytes for x in op.inputs) for op in pointwise)
-
-    def _moved_fused(self) -> float:
-        """Bytes per token that element-wise operations read and write when fused by a compiler.
-
-        Neighbouring operations run in one kernel, of which only inputs and outputs count. A matmul
-        or attention between two operations separates their kernels.
-        """
-        group: dict[Op, int] = {}
-        # An in-place operation produces a value again: the last producer so far counts.
-        made_by: dict[Value, Op] = {}
-        # Number of matmuls and attentions on the longest path to an operation.
-        behind: dict[Op, int] = {}
-        members: list[list[Op]] = []
-        for op in self.ops:
-            before = [made_by[x] for x in op.inputs if x in made_by]
-            behind[op] = max((behind[one] + (not one.pointwise) for one in before), default=0)
-            made_by[op.output] = op
-            if not op.pointwise:
-                continue
-            near = [one for one in before if one in group and behind[one] == behind[op]]
-            joined = sorted({group[one] for one in near})
-            number = joined[0] if joined else len(members)
-            if not joined:
-                members.append([])
-            for other in joined[1:]:
-                members[number] += members[other]
-                members[other] = []
-            members[number].append(op)
-            group.update(dict.fromkeys(members[number], number))
-        return sum(self._passed(set(ops)) for ops in members)
-
-    def _passed(self, ops: set[Op]) -> float:
-        """Bytes per token that one kernel of these operations reads and writes."""
-        made = {op.output for op in ops}
-        read = {x for op in ops for x in op.inputs} - made
-        outside = [op for op in self.ops if op not in ops]
-        needed = {x for op in outside for x in op.inputs} | {self.ops[-1].output}
-        return sum(value.bytes for value in read | (made & needed))
-
-    def _exchanges(self) -> Exchanges:
-        """All collectives of the recorded operations, by the pass in which they run."""
-        stop = self._recompute_stop()
-        return Exchanges(
-            forward=together([one for op in self.ops for one in op.sent]),
-            backward=together([one for op in reversed(self.ops) for one in op.returned]),
-            again=together([one for op in self.ops[: max(0, stop)] for one in op.sent]),
-            reduced=together(self.reduced),
-        )
-
-    def _saved_values(self, compiled: bool) -> list[tuple[Value, ...]]:
-        """The values saved for the backward, for each operation."""
-        if not compiled:
-            return [op.saves for op in self.ops]
-        # A compiler recomputes element-wise results in the backward from their inputs, unless a
-        # matmul or attention needs them there.
-        made_by = {op.output: op for op in self.ops if op.pointwise}
-
-        def origins(value: Value) -> tuple[Value, ...]:
-            op = made_by.get(value)
-            # The residual stream is saved: recomputing it would cross the block's boundary.
-            if op is None or op.alias:
-                return (value,)
-            return tuple(dict.fromkeys(o for x in op.inputs for o in origins(x)))
-
-        return [
-            tuple(dict.fromkeys(o for saved in op.saves for o in origins(saved)))
-            if op.pointwise
-            else op.saves
-            for op in self.ops
-        ]
-
-    def _kept(self, policy: Policy, saves: list[tuple[Value, ...]]) -> Kept:
-        """Bytes saved and FLOPs recomputed per token under a recompute policy."""
-        saved = _unique(saves)
-        if policy == "none":
-            return Kept(activation_bytes=_bytes(saved, False), logit_bytes=_bytes(saved, True))
-        stop = self._recompute_stop()
-        again = [op for index, op in enumerate(self.ops) if index < stop]
-        if policy == "full":
-            kept = [self.input]
-        else:
-            chosen = self._saved_by_selective()
-            kept = [self.input]
-            for op in chosen:
-                # An attention kernel also returns its statistics.
-                extra = [s for s in op.saves if s not in op.inputs and s is not op.output]
-                kept += [op.output, *extra]
-            again = [op for op in again if op not in chosen]
-        return Kept(
-            activation_bytes=_bytes(kept, False),
-            logit_bytes=_bytes(kept, True),
-            recomputed_matmul_flops=sum(op.matmul_flops for op in again),
-            recomputed_attention_flops=sum(op.attention_flops for op in again),
-            unread_bytes=_bytes([value for value in kept if value not in saved], None),
-        )
-
-    def _saved_by_selective(self) -> list[Op]:
-        """Operations whose outputs selective recompute saves: attention and every other matmul.
-
-        Grouped products of all experts are not among the operations that torch then saves.
-        """
-        matmuls = [op for op in self.ops if op.matmul_flops > 0 and not op.routed]
-        return [op for op in self.ops if op.attention_flops > 0] + matmuls[::2]
-
-    def _recompute_stop(self) -> int:
-        """Index of the first operation that recomputation does not run.
-
-        torch stops as soon as the last saved tensor exists. Inputs are saved before a kernel
-        runs, so the last matmul of a block, which saves its input only, is not recomputed.
-        """
-        last = max((i for i, op in enumerate(self.ops) if op.saves), default=-1)
-        return last + 1 if last >= 0 and self.ops[last].saves_own_output else last
-
-    def _forward(self, saves: list[tuple[Value, ...]]) -> tuple[Moment, ...]:
-        """Memory during each operation of the forward, if it saves `saves`; the possible peaks."""
-        last_use: dict[Value, int] = {}
-        for index, op in enumerate(self.ops):
-            for x in (*op.inputs, op.output):
-                last_use[x] = index
-        held: dict[Value, None] = {self.input: None}
-        moments: list[Moment] = []
-        transient: dict[Value, None] = {}
-        made: dict[Value, None] = {}
-        for index, op in enumerate(self.ops):
-            held |= dict.fromkeys(saves[index])
-            if op.quantised:
-                moments.append(_moment({**held, **transient}, 0.0, op, DEQUANTISING_BYTES))
-            transient[op.output] = None
-            named = [v for v in self.named if v in transient or v in made]
-            made[op.output] = None
-            live = {**held, **transient, **dict.fromkeys(named)}
-            moments.append(_moment(live, 0.0, op, float(self.itemsize), op.scratch))
-            transient = {v: None for v in transient if last_use[v] > index}
-        return prune(moments)
-
-    def _backward(self, saves: list[tuple[Value, ...]]) -> list[Moment]:
-        """Memory during each operation of the backward, after which its saved values are freed."""
-        readers: dict[Value, int] = {}
-        for saved in saves:
-            for value in saved:
-                readers[value] = readers.get(value, 0) + 1
-        held = dict.fromkeys(readers)
-        gradients: dict[Value, Value] = {self.ops[-1].output: self.ops[-1].output}
-        made_elements = 0.0
-        moments: list[Moment] = []
-        for op, saved in zip(reversed(self.ops), reversed(saves), strict=True):
-            outgoing = gradients.pop(op.output, None)
-            if outgoing is None:
-                continue
-            if op.quantised:
-                live = [*held, *dict.fromkeys((outgoing, *gradients.values()))]
-                moments.append(_moment(live, made_elements, op, DEQUANTISING_BYTES))
-            fresh: list[Value] = []
-            for x in op.inputs:
-                if not x.needs:
-                    continue
-                if op.alias:
-                    gradients.setdefault(x, outgoing)
-                    continue
-                made = Value(x.width, x.itemsize, x.logits)
-                fresh.append(made)
-                gradients.setdefault(x, made)
-            if op.reduces_in_backward:
-                fresh.append(Value(op.output.width, op.output.itemsize, op.output.logits))
-            made_elements += op.parameter_elements
-            live = [*held, *dict.fromkeys((outgoing, *gradients.values(), *fresh))]
-            scratch = op.backward_scratch
-            moments.append(_moment(live, made_elements, op, float(self.itemsize), scratch))
-            for value in saved:
-                readers[value] -= 1
-                if readers[value] == 0:
-                    del held[value]
-        return moments
-
-
-def _unique(saves: Sequence[tuple[Value, ...]]) -> list[Value]:
-    """All saved values, each once."""
-    return list(dict.fromkeys(value for saved in saves for value in saved))
-
-
-def _moment(
-    live: Sequence[Value] | dict[Value, None],
-    gradients: float,
-    op: Op,
-    copied_bytes: float,
-    scratch: float = 0.0,
-) -> Moment:
-    """The memory of these live values and of temporaries, during an operation.
-
-    `gradients` is the number of gradient elements so far; `copied_bytes` is bytes per element of a
-    copy of the operation's matrix, if the matrix can be quantised.
-    """
-    logits = op.output.logits
-    return Moment(
-        activation_bytes=_bytes(live, False) + (0.0 if logits else scratch),
-        logit_bytes=_bytes(live, True) + (scratch if logits else 0.0),
-        gradient_elements=gradients,
-        copied=op.quantised,
-        copied_bytes=copied_bytes if op.quantised else 0.0,
-    )
-
-
-def _bytes(values: Sequence[Value] | dict[Value, None], logits: bool | None) -> float:
-    """Bytes per token of values: only logits, only others, or all for None."""
-    return sum(v.bytes for v in values if logits is None or v.logits == logits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shardwise.pytorch.operations import Elementwise, fused
+from shardwise.pytorch.operations import Elementwise, fused_cost
 from shardwise.units.stage import NOTHING, POLICIES, Kept, Moment, Policy, Stage, mean_width, prune
 
 
@@ -53,7 +53,7 @@ class Record:
         `saved` are the numbers of the storages that autograd saves, `logits` the elements of the
         logits.
         """
-        kernels, moved = fused(self.elementwise, saved)
+        kernels, moved = fused_cost(self.elementwise, saved)
 
         def front(moments: list[Moment]) -> tuple[Moment, ...]:
             per_token = [

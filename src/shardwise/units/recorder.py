@@ -117,7 +117,7 @@ class Recorder(DispatchMode):
         running = 0.0
         for block in self.order:
             self._below[block] = running + self._root_saved_before
-            running += self._of(block).saved_bytes
+            running += self._record_of(block).saved_bytes
         self._below[ROOT] = running + self._root_saved_before
         self.in_backward, self.unit = True, ROOT
         loss.backward()  # type: ignore[no-untyped-call]
@@ -137,20 +137,20 @@ class Recorder(DispatchMode):
                 return
             if self.saves_nothing:
                 self.unit = block
-                self._saved_before = self._live_bytes[0] - self._of(block).input_bytes
+                self._saved_before = self._live_bytes[0] - self._record_of(block).input_bytes
                 return
             if not self.order:
-                self._root_saved_before = self._of(ROOT).saved_bytes
-                self._of(ROOT).saved_bytes = 0.0
+                self._root_saved_before = self._record_of(ROOT).saved_bytes
+                self._record_of(ROOT).saved_bytes = 0.0
                 self._saved_before = self._root_saved_before
             self.order.append(block)
             self.unit = block
             tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
             inputs = [t for t in tensors if t.requires_grad]
-            self._of(block).input_bytes = float(
+            self._record_of(block).input_bytes = float(
                 sum({storage_key(t): storage_size(t) for t in inputs}.values())
             )
-            self.boundary_bytes = self._of(block).input_bytes
+            self.boundary_bytes = self._record_of(block).input_bytes
             if inputs and inputs[0].grad_fn is not None and len(self.order) == 1:
                 inputs[0].grad_fn.register_prehook(lambda *_: self._switch("<embedding>"))
 
@@ -165,7 +165,7 @@ class Recorder(DispatchMode):
             self.unit = ROOT
             if self.saves_nothing:
                 return
-            self._saved_before += self._of(block).saved_bytes
+            self._saved_before += self._record_of(block).saved_bytes
             tensors = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor)]
             for tensor in tensors:
                 if tensor.grad_fn is not None:
@@ -230,7 +230,7 @@ class Recorder(DispatchMode):
             narrower = [t for t in tensors if t.itemsize < args[0].itemsize]
             for tensor in narrower:
                 self._fixed.add(storage_key(tensor))
-                self._watch(tensor)
+                self._forget_when_freed(tensor)
         copied = self._read_quantised(args) if flops and self._quantised else None
         if copied:
             self._record_moment(copied, DEQUANTISING_BYTES)
@@ -238,7 +238,7 @@ class Recorder(DispatchMode):
             self._track(tensor)
         if self.in_backward:
             if not attends:
-                self._of(self.unit).gradient_flops += flops
+                self._record_of(self.unit).gradient_flops += flops
             self._record_moment(copied, tensors[0].itemsize if copied else 0.0)
         elif not is_view(func, (args, kwargs), tensors):
             if not self.saves_nothing:
@@ -252,7 +252,7 @@ class Recorder(DispatchMode):
 
     def _count(self, func: Any, flops: float, operands: Any, tensors: list[torch.Tensor]) -> None:
         """Count an operation of the forward in the running unit's record."""
-        record = self._of(self.unit)
+        record = self._record_of(self.unit)
         attention = ATTENTION in func.__name__
         record.kernels += attention or flops > 0
         if attention:
@@ -261,7 +261,7 @@ class Recorder(DispatchMode):
             record.attention_flops += flops * span / key.shape[-2]
             record.attention_span = max(record.attention_span, span)
             record.head_dim = query.shape[-1]
-            self._choose(record, tensors)
+            self._record_selective(record, tensors)
         elif flops:
             record.matmuls += 1
             record.matmul_flops += flops
@@ -272,7 +272,7 @@ class Recorder(DispatchMode):
                 record.experts = operands[0][1].shape[0]
             # Selective recompute saves the output of the first of every two matmuls.
             if record.matmuls % 2:
-                self._choose(record, tensors)
+                self._record_selective(record, tensors)
                 record.chosen_matmul_flops += flops
         else:
             self._count_elementwise(record, func, operands, tensors)
@@ -293,7 +293,7 @@ class Recorder(DispatchMode):
         cast = func is CAST
         record.elementwise.append(Elementwise(reads=read, writes=sizes(made), cast=cast))
 
-    def _choose(self, record: Record, tensors: list[torch.Tensor]) -> None:
+    def _record_selective(self, record: Record, tensors: list[torch.Tensor]) -> None:
         """Record tensors that selective recompute would save."""
         alive = {storage_key(t): storage_size(t) for t in tensors}
         record.chosen_alive |= alive
@@ -303,7 +303,7 @@ class Recorder(DispatchMode):
         """Saved-tensor hook: record that autograd saves a tensor, and return it unchanged."""
         if self.in_backward:
             return tensor
-        record, key = self._of(self.unit), storage_key(tensor)
+        record, key = self._record_of(self.unit), storage_key(tensor)
         record.matmul_flops_at_last_save = record.matmul_flops
         record.attention_flops_at_last_save = record.attention_flops
         record.chosen_matmul_flops_at_last_save = record.chosen_matmul_flops
@@ -339,9 +339,9 @@ class Recorder(DispatchMode):
             self._add_gradient(ROOT, tensor.numel())
         else:
             self._live_bytes[logits] += size
-        self._watch(tensor)
+        self._forget_when_freed(tensor)
 
-    def _watch(self, tensor: torch.Tensor) -> None:
+    def _forget_when_freed(self, tensor: torch.Tensor) -> None:
         """Register a callback that forgets a storage when it is freed, since keys are reused."""
         storage, key = tensor.untyped_storage(), storage_key(tensor)
         self._references[key] = weakref.ref(storage, lambda _, key=key: self._forget(key))  # type: ignore[misc]
@@ -383,7 +383,7 @@ class Recorder(DispatchMode):
             return
         before = self._below[self.unit] if self.in_backward else self._saved_before
         made = self._gradient_elements.get(self.unit, 0.0) if self.in_backward else 0.0
-        record = self._of(self.unit)
+        record = self._record_of(self.unit)
         forward = record.unsaved if self.saves_nothing else record.forward
         (record.backward if self.in_backward else forward).append(
             Moment(
@@ -395,7 +395,7 @@ class Recorder(DispatchMode):
             )
         )
 
-    def _of(self, unit: str) -> Record:
+    def _record_of(self, unit: str) -> Record:
         """The record of a unit, created on first use."""
         return self.records.setdefault(unit, Record())
 
@@ -404,4 +404,4 @@ class Recorder(DispatchMode):
     def stage(self, unit: str, tokens: int) -> Stage:
         """The recorded computation of `unit`, per token."""
         logits = self._logit_shape[1] if unit == ROOT else 0
-        return self._of(unit).stage(tokens, self._saved_numbers, logits)
+        return self._record_of(unit).stage(tokens, self._saved_numbers, logits)

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from shardwise.spec.dtype import LinearDType
 from shardwise.spec.strategy import Attention
-from shardwise.units.division import NO_EXCHANGES, Exchanges, together
+from shardwise.units.division import NO_EXCHANGES, Exchanges, join_exchanges
 
 Policy = Literal["none", "selective", "full"]
 
@@ -135,7 +135,7 @@ def joined_stage(stages: Sequence[Stage]) -> Stage:
         kept={policy: _sum_kept([s.kept[policy] for s in stages]) for policy in POLICIES},
         exchanges=Exchanges(
             *(
-                together([*chain(*passes)])
+                join_exchanges([*chain(*passes)])
                 for passes in zip(*(s.exchanges for s in stages), strict=True)
             )
         ),
@@ -167,12 +167,12 @@ def prune(moments: list[Moment]) -> tuple[Moment, ...]:
         key=lambda m: (-m.activation_bytes - m.logit_bytes, -m.gradient_elements, -m.copied_bytes),
     )
     for moment in ordered:
-        if not any(_as_much(other, moment) for other in best):
+        if not any(_at_least_as_much(other, moment) for other in best):
             best.append(moment)
     return tuple(best)
 
 
-def _as_much(one: Moment, other: Moment) -> bool:
+def _at_least_as_much(one: Moment, other: Moment) -> bool:
     """Whether `one` has at least the gradients and copies of `other`; ignores activations."""
     copies = other.copied is None or (
         one.copied == other.copied and one.copied_bytes >= other.copied_bytes

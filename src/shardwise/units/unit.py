@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.dtype import DTYPE_BYTES
-from shardwise.units.division import NO_EXCHANGES, WHOLE, Division, Exchanges
+from shardwise.units.division import NO_EXCHANGES, UNDIVIDED, Division, Exchanges
 from shardwise.units.stage import (
     Stage,
     joined_stage,
@@ -266,7 +266,7 @@ class ModelUnits:
     boundary_bytes: float = 0.0
     embedding_gradient_elements: float = 0.0
     # Units are those of one device; the other devices of its group hold as much.
-    division: Division = WHOLE
+    division: Division = UNDIVIDED
     # Collectives of the embedding's lookup and its backward, and bytes per token of the lookup's
     # output before they divide it.
     lookup: Exchanges = NO_EXCHANGES
@@ -357,12 +357,12 @@ class ModelUnits:
             members = self.blocks[start : start + blocks_per_unit]
             key = tuple(id(member) for member in members)
             if key not in made:
-                made[key] = _joined(members)
+                made[key] = _join_units(members)
             groups.append(made[key])
         return replace(self, blocks=tuple(groups))
 
 
-def _joined(members: tuple[Unit, ...]) -> Unit:
+def _join_units(members: tuple[Unit, ...]) -> Unit:
     """One unit of several blocks, which run one after the other; in reverse in the backward."""
     if len(members) == 1:
         return members[0]

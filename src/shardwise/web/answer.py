@@ -12,7 +12,7 @@ from shardwise.planning.money import read_budget
 from shardwise.planning.plan import Plan
 from shardwise.planning.problem import Problem
 from shardwise.planning.record import devices_in_time, plan_record
-from shardwise.planning.vary import node_size, varied
+from shardwise.planning.vary import node_size, with_quantity
 from shardwise.predict.api import estimate_run, replay_run
 from shardwise.report.page.markup import element
 from shardwise.report.page.subject import Subject
@@ -62,10 +62,10 @@ def _plan(question: Question) -> dict[str, Any]:
     asked = _settings(question)
     unmoved = describe_run(planned=True, **asked)
     if question.change:
-        moved = _moved(question, unmoved)
+        moved = _problem_after_change(question, unmoved)
         asked |= {"cluster": moved.cluster, "model": moved.model}
         asked |= moved.job.model_dump(exclude_none=True)
-    stack = _lowered(question.for_stack)
+    stack = _lowercase(question.for_stack)
     found, chosen = plan_run(
         **asked,
         for_stack=stack,
@@ -79,14 +79,14 @@ def _plan(question: Question) -> dict[str, Any]:
     not_drawn: dict[str, str] = {}
     if found.winner is not None and chosen is not None:
         profile = found.profile(found.winner)
-        simulated, not_drawn = _simulated(chosen)
+        simulated, not_drawn = _timeline_of(chosen)
     subject = Subject(
         found.problem.model.name, "", chosen, profile, plan=found, simulated=simulated
     )
     figures = figures_of(profile)
     return {
         "exit_code": 0 if found.succeeds else 1,
-        "json": _printed(plan_record(found, stack, more)),
+        "json": _json_text(plan_record(found, stack, more)),
         "html": {
             **plan_pieces(subject, more),
             **not_drawn,
@@ -95,7 +95,7 @@ def _plan(question: Question) -> dict[str, Any]:
         },
         "figures": figures,
         "at": _quantities(unmoved),
-        "searched": _searched(found),
+        "searched": _chosen_quantity(found),
         "layouts": planned_layouts(found),
         "command": plan_command(question),
         **start_of(chosen),
@@ -104,9 +104,9 @@ def _plan(question: Question) -> dict[str, Any]:
 
 def _estimate(question: Question) -> dict[str, Any]:
     """The answer to an "estimate" question: the prediction, pieces of HTML and figures."""
-    run = _described(question)
+    run = _run_of(question)
     profile = estimate_run(run)
-    simulated, not_drawn = _simulated(run) if question.timeline else (None, {})
+    simulated, not_drawn = _timeline_of(run) if question.timeline else (None, {})
     subject = Subject(run.model.name, "", run, profile, simulated=simulated)
     figures = figures_of(profile)
     budget = read_budget(question.tokens, question.price, question.deadline)
@@ -114,7 +114,7 @@ def _estimate(question: Question) -> dict[str, Any]:
     pieces = estimate_pieces(subject, budget)
     return {
         "exit_code": 0 if profile.known_memory.fits else 1,
-        "json": _printed(profile.to_dict()),
+        "json": _json_text(profile.to_dict()),
         "html": {
             **pieces,
             **not_drawn,
@@ -128,7 +128,7 @@ def _estimate(question: Question) -> dict[str, Any]:
 def _curve(question: Question) -> dict[str, Any]:
     """The answer to a "curve" question: points and a chart over one varied quantity."""
     run = describe_run(planned=True, **_settings(question))
-    problem = _moved(question, run)
+    problem = _problem_after_change(question, run)
     return draw_curve(problem, question.vary or "", question.values)
 
 
@@ -136,8 +136,8 @@ def _export(question: Question) -> dict[str, Any]:
     """The answer to an "export" question: the file for another stack."""
     from shardwise.stacks.write.exports import export_run
 
-    run = _described(question)
-    written = export_run(run, _lowered(question.to) or "")
+    run = _run_of(question)
+    written = export_run(run, _lowercase(question.to) or "")
     return {"exit_code": 0, "export": written.to_dict()}
 
 
@@ -157,20 +157,20 @@ def _settings(question: Question) -> dict[str, Any]:
         "adapter": question.adapter,
         "seq_len": question.seq_len,
         "global_batch": question.global_batch,
-        "optimizer": _lowered(question.optimizer),
-        "precision": _lowered(question.precision),
-        "software": _lowered(question.software),
-        "loss": _lowered(question.loss),
+        "optimizer": _lowercase(question.optimizer),
+        "precision": _lowercase(question.precision),
+        "software": _lowercase(question.software),
+        "loss": _lowercase(question.loss),
         "compile": question.compile,
         "lookup": PASTED,
     }
 
 
-def _moved(question: Question, run: RunSpec) -> Problem:
+def _problem_after_change(question: Question, run: RunSpec) -> Problem:
     """The problem of a run after the question's `change` of quantities."""
     problem = Problem(run.model, run.cluster, run.job, run.strategy)
     for name, value in question.change.items():
-        problem, _ = varied(problem, name, value)
+        problem, _ = with_quantity(problem, name, value)
     return problem
 
 
@@ -193,7 +193,7 @@ def _quantities(run: RunSpec) -> dict[str, float]:
     return found
 
 
-def _searched(plan: Plan) -> dict[str, str]:
+def _chosen_quantity(plan: Plan) -> dict[str, str]:
     """The quantity that the search chose, as a `change` of the question; empty if none."""
     if plan.objective == "money":
         return {"devices": str(plan.problem.cluster.devices)}
@@ -202,7 +202,7 @@ def _searched(plan: Plan) -> dict[str, str]:
     return {}
 
 
-def _described(question: Question) -> RunSpec:
+def _run_of(question: Question) -> RunSpec:
     """The run of the question: its `strategy`, on the cluster and job after its `change`."""
     asked = {**_settings(question), "micro_batch": question.micro_batch}
     asked["recompute"] = question.recompute
@@ -210,7 +210,7 @@ def _described(question: Question) -> RunSpec:
     if not question.change and not isinstance(given, dict):
         return describe_run(strategy=given, **asked)
     run = describe_run(strategy=None if isinstance(given, dict) else given, planned=True, **asked)
-    problem = _moved(question, run)
+    problem = _problem_after_change(question, run)
     cluster, strategy = problem.cluster, run.strategy
     if isinstance(given, dict):
         fixed = strategy.model_dump(include=set(FixedSettings.__annotations__))
@@ -222,7 +222,7 @@ def _described(question: Question) -> RunSpec:
     return moved.resolved()
 
 
-def _simulated(run: RunSpec) -> tuple[Timeline | None, dict[str, str]]:
+def _timeline_of(run: RunSpec) -> tuple[Timeline | None, dict[str, str]]:
     """The timeline of a step; None for a step too long to simulate, with an HTML piece on why."""
     micro_batches = run.strategy.accumulate
     if micro_batches * (blocks_of(run.model) or 1) <= MOST_PASSES:
@@ -231,10 +231,10 @@ def _simulated(run: RunSpec) -> tuple[Timeline | None, dict[str, str]]:
     return None, {"timeline": str(element("p", told))}
 
 
-def _printed(record: dict[str, Any]) -> str:
+def _json_text(record: dict[str, Any]) -> str:
     """The text that the command line prints with `--json`."""
     return json.dumps(record, indent=2, allow_nan=False)
 
 
-def _lowered(text: str | None) -> str | None:
+def _lowercase(text: str | None) -> str | None:
     return None if text is None else text.lower()

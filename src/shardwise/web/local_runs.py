@@ -29,7 +29,7 @@ def page_of(folder: Path | None, name: str) -> str | None:
         return None
     path = folder / name
     inside = (Path(at) / entry for at, folders, files in os.walk(path) for entry in folders + files)
-    if any(_leads_out(entry, folder) for entry in inside):
+    if any(_links_outside(entry, folder) for entry in inside):
         return None
     return write_page(read_subjects([path]), shlex.join(["shardwise", "report", str(path)]))
 
@@ -42,13 +42,13 @@ def _can_report(path: Path, folder: Path) -> bool:
     try:
         if path.is_dir():
             known = [path / "run.toml", *path.glob("*.json*")]
-            return any(one.is_file() and not _leads_out(one, folder) for one in known)
+            return any(one.is_file() and not _links_outside(one, folder) for one in known)
     except OSError:  # not allowed to read it
         return False
     return path.name.endswith((".json", ".json.gz", ".toml"))
 
 
-def _leads_out(path: Path, folder: Path) -> bool:
+def _links_outside(path: Path, folder: Path) -> bool:
     """Whether a path is a symbolic link to outside `folder`."""
     return path.is_symlink() and not path.resolve().is_relative_to(folder.resolve())
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.planning.least import Least
 from shardwise.planning.money import Budget
 from shardwise.planning.plan import Plan
 from shardwise.planning.rows import Candidate
+from shardwise.planning.threshold import Threshold
 from shardwise.report.money import cost_words, deadline_words
-from shardwise.report.page.headline import about, tiles, verdict
+from shardwise.report.page.headline import description_line, figure_tiles, verdict
 from shardwise.report.page.markup import Content, Markup, element, fragment
 from shardwise.report.page.memory import memory_section
 from shardwise.report.page.plans import front_section, layouts_table, reasons_list, shown_layouts
@@ -23,7 +23,7 @@ from shardwise.web.options import with_buttons
 _SENTENCES = ("verdict", "why")
 
 
-def plan_pieces(subject: Subject, more: Least | None) -> dict[str, str]:
+def plan_pieces(subject: Subject, more: Threshold | None) -> dict[str, str]:
     """HTML pieces for a plan by name: verdict, reasons, layouts, cost, and its step.
 
     `more` is the search for the devices that meet a missed deadline.
@@ -65,9 +65,9 @@ def _step(subject: Subject) -> dict[str, Content]:
     """Pieces of every page: verdict, tiles, memory, time and timeline; None if unknown."""
     known = subject.profile is not None
     return {
-        "about": about(subject) if known else None,
+        "about": description_line(subject) if known else None,
         "verdict": verdict([subject]),
-        "tiles": tiles(subject) if known else None,
+        "tiles": figure_tiles(subject) if known else None,
         "memory": memory_section([subject]),
         "time": time_section([subject]),
         "timeline": timeline_section([subject]),
@@ -79,7 +79,7 @@ def _recommended(winner: Candidate) -> str:
     return f"Why {layout_words(winner.strategy)} is recommended"
 
 
-def _cost(plan: Plan, more: Least | None) -> Markup | None:
+def _cost(plan: Plan, more: Threshold | None) -> Markup | None:
     """The cost of the tokens and advice on a missed deadline; None without either."""
     told = []
     if plan.winner is not None:

@@ -43,7 +43,7 @@ _SAFE = {
 }
 
 
-class OnlyFromHere:
+class LoopbackOnly:
     """Middleware that refuses requests from other hosts or origins with status 403.
 
     So no other web page can use this server.
@@ -86,7 +86,7 @@ def make_app(
         body = await _body(request)
         # Text that is not Unicode is no JSON either.
         task = {"question": body.decode("utf-8", "replace")}
-        found = await _unless_left(request, workers, task)
+        found = await _reply_unless_disconnected(request, workers, task)
         if found.status not in (200, 422):
             raise HTTPException(found.status, found.text)
         return Response(found.text, found.status, media_type="application/json", headers=_SAFE)
@@ -105,7 +105,7 @@ def make_app(
         if runs is None:
             raise HTTPException(404, "There is no such run.")
         task = {"folder": str(runs), "run": request.path_params["name"]}
-        found = await _unless_left(request, workers, task)
+        found = await _reply_unless_disconnected(request, workers, task)
         if found.status != 200:
             raise HTTPException(found.status, found.text)
         return Response(found.text, media_type="text/html", headers=_SAFE)
@@ -123,10 +123,10 @@ def make_app(
             Route("/runs/{name}", show_run),
             Route("/{name}", page),
         ],
-        middleware=[Middleware(OnlyFromHere, hosts=hosts)],
+        middleware=[Middleware(LoopbackOnly, hosts=hosts)],
         exception_handlers={
             HTTPException: _refused,
-            ClientDisconnect: _unheard,
+            ClientDisconnect: _client_closed,
             Exception: _failed,
         },
     )
@@ -151,13 +151,15 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-async def _unless_left(request: Request, workers: Workers, task: dict[str, Any]) -> Reply:
+async def _reply_unless_disconnected(
+    request: Request, workers: Workers, task: dict[str, Any]
+) -> Reply:
     """The reply of a worker to a task; ClientDisconnect if the client leaves first.
 
     The task is cancelled when the client closes its connection.
     """
     working = asyncio.ensure_future(workers.reply(task))
-    leaving = asyncio.ensure_future(_left(request))
+    leaving = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -170,13 +172,13 @@ async def _unless_left(request: Request, workers: Workers, task: dict[str, Any])
                 await one
 
 
-async def _left(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     """Return once the client has closed its connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-async def _unheard(_: Request, __: Exception) -> Response:
+async def _client_closed(_: Request, __: Exception) -> Response:
     """Status 499, for a client that has closed its connection."""
     return Response(status_code=499)
 

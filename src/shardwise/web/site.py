@@ -15,7 +15,7 @@ from shardwise.web.catalogue import catalogue
 Mode = Literal["browser", "server"]
 # JavaScript modules of the page, served unchanged.
 SCRIPTS = ("ask.js", "form.js", "hub.js", "planner.js", "run.js", "show.js", "whatif.js")
-_WHERE = {
+_MODE_WORDS = {
     "browser": "Memory, traffic and time, predicted in your browser: nothing you type leaves it, "
     "except the name of a model that is looked up on the hub.",
     "server": "Memory, traffic and time, predicted on this machine.",
@@ -68,7 +68,7 @@ def _policy(connects: str) -> str:
 def _index(mode: Mode, docs: str, policy: str, hub: str) -> str:
     """The HTML of index.html with its content security policy, mode, hub and version."""
     told = {"policy": policy, "mode": mode, "hub": hub}
-    told |= {"where": _WHERE[mode], "version": __version__}
+    told |= {"where": _MODE_WORDS[mode], "version": __version__}
     text = _text("index.html")
     told["docs"] = f'<a href="{docs}">documentation</a> · ' if docs else ""
     for name, value in told.items():

@@ -33,12 +33,12 @@ class Workers:
         async with self._room:
             if self._closed:
                 return _STOPPING
-            process = await self._take()
+            process = await self._next_worker()
             try:
                 async with asyncio.timeout(self.limit_s):
                     if not await _begins(process, task):  # it was killed while it waited
                         self._busy.discard(process)
-                        process = await self._take(fresh=True)
+                        process = await self._next_worker(fresh=True)
                         await _begins(process, task)
                     found = await _read_reply(process)
             except TimeoutError:
@@ -70,7 +70,7 @@ class Workers:
             self._busy.discard(process)
             process.kill()
 
-    async def _take(self, fresh: bool = False) -> Process:
+    async def _next_worker(self, fresh: bool = False) -> Process:
         """An idle process that seems alive, or a new one; always a new one if `fresh`."""
         process = None
         while self._idle and process is None and not fresh:

@@ -22,7 +22,7 @@ from shardwise.checkpoint.format.folder import Folder, is_remote
 from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.checkpoint.format.pieces import Tensor
-from shardwise.checkpoint.format.place import Place, name_of
+from shardwise.checkpoint.format.storage import CheckpointStorage, name_of
 from shardwise.checkpoint.verify.opened import Checkpoint, open_checkpoint
 from shardwise.engine.rank_tree import Failure, RankTree, shared_tree
 
@@ -50,7 +50,7 @@ class UnreachableError(Exception):
 Allocate = Callable[[Manifest, Mapping[str, Tensor]], Mapping[str, torch.Tensor]]
 
 
-def load_last(place: Place, allocate: Allocate) -> Loaded | None:
+def load_last(place: CheckpointStorage, allocate: Allocate) -> Loaded | None:
     """Load the newest intact checkpoint; None if there is no checkpoint. All ranks call this.
 
     Raises NoIntactCheckpointError if all are corrupt, UnreachableError if storage fails.
@@ -119,13 +119,13 @@ def _first_failure(error: BaseException | None, folder: Folder, tree: RankTree) 
     failed = tree.first_failure(why)
     if failed is None:
         return None
-    may_pass = error is not None and _may_pass(error, folder)
+    may_pass = error is not None and _is_temporary(error, folder)
     if lost := tree.first_failure(why if may_pass else ""):
         raise UnreachableError(f"{folder.url}: rank {lost.rank}: {lost.why}")
     return failed
 
 
-def _may_pass(error: BaseException, folder: Folder) -> bool:
+def _is_temporary(error: BaseException, folder: Folder) -> bool:
     """Whether the file system or the store failed, so that the checkpoint may be intact."""
     if isinstance(error, UnreadableFileError):
         return True
@@ -134,7 +134,7 @@ def _may_pass(error: BaseException, folder: Folder) -> bool:
     return isinstance(error, OSError) or is_remote(folder.url)
 
 
-def _agreed_steps(place: Place, tree: RankTree) -> list[int]:
+def _agreed_steps(place: CheckpointStorage, tree: RankTree) -> list[int]:
     """Steps of the complete checkpoints that rank 0 lists, on all ranks; oldest first."""
     steps: list[int] | str = []
     if tree.rank == 0:

@@ -19,9 +19,9 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 
 from shardwise.checkpoint.dcp.rank_shards import box_of, shards_of
 from shardwise.checkpoint.format.checksum import crc32
-from shardwise.checkpoint.format.layout import Layout, Listed, assign
+from shardwise.checkpoint.format.layout import Layout, ListedTensor, assign_writers
 from shardwise.checkpoint.format.pieces import Tensor
-from shardwise.checkpoint.format.sharding import Axes, Axis, Box, problem_of, shard_of
+from shardwise.checkpoint.format.sharding import Axes, Axis, Box, division_problem, shard_of
 from shardwise.engine.rank_tree import RankTree
 
 
@@ -79,7 +79,9 @@ def _local_shard(
     """The shard of one tensor; `axes` are None unless the rule gives the same shard as torch."""
     shape = tuple(tensor.shape)
     box = box_of(item) or Box((0,) * len(shape), (0,) * len(shape))
-    is_regular = not problem_of(axes, len(shape), world) and _same(shard_of(axes, shape, rank), box)
+    is_regular = not division_problem(axes, len(shape), world) and _same_box(
+        shard_of(axes, shape, rank), box
+    )
     about = Tensor(name, str(tensor.dtype).removeprefix("torch."), shape)
     if item is not None:
         item = WriteItem(
@@ -109,7 +111,7 @@ def _axes(tensor: DTensor) -> Axes:
     return (*first, *last)
 
 
-def _same(one: Box, other: Box) -> bool:
+def _same_box(one: Box, other: Box) -> bool:
     """Whether two boxes are equal or both empty; the offsets of an empty box have no meaning."""
     return one == other or (not math.prod(one.sizes) and not math.prod(other.sizes))
 
@@ -131,15 +133,15 @@ def make_plan(
     largest, smallest, irregular_count = values[:2], -values[2:4], int(values[4])
     if largest[0] != smallest[0]:
         raise UnequalStateError("ranks hold different tensors; give all ranks the same model")
-    listed: list[Listed] = []
+    listed: list[ListedTensor] = []
     if irregular_count or largest[1] != smallest[1]:
-        irregular = _irregular_anywhere(shards, tree)
-        listed = _listed([shards[name] for name in irregular], tree)
+        irregular = _names_without_rule(shards, tree)
+        listed = _listed_tensors([shards[name] for name in irregular], tree)
     unlisted = shards.keys() - set(irregular)
     ruled = [
         (s.tensor, s.axes) for name, s in shards.items() if name in unlisted and s.axes is not None
     ]
-    layout = Layout(assign(ruled, tree.size), listed)
+    layout = Layout(assign_writers(ruled, tree.size), listed)
     return _plan(layout, shards, own, tree.rank)
 
 
@@ -163,7 +165,7 @@ def _digest(values: Sequence[object]) -> int:
     return crc32(repr(values).encode())
 
 
-def _irregular_anywhere(shards: Mapping[str, LocalShard], tree: RankTree) -> list[str]:
+def _names_without_rule(shards: Mapping[str, LocalShard], tree: RankTree) -> list[str]:
     """Names of tensors for which some ranks have no rule, or different rules."""
     digests = [-1 if one.axes is None else _digest(one.axes) for one in shards.values()]
     values = torch.tensor([digests, [-one for one in digests]])
@@ -175,7 +177,7 @@ def _irregular_anywhere(shards: Mapping[str, LocalShard], tree: RankTree) -> lis
     ]
 
 
-def _listed(shards: Sequence[LocalShard], tree: RankTree) -> list[Listed]:
+def _listed_tensors(shards: Sequence[LocalShard], tree: RankTree) -> list[ListedTensor]:
     """The pieces on all ranks of each tensor without a rule; equal pieces appear once.
 
     Of equal pieces, the rank with the lowest number writes its own.
@@ -193,7 +195,7 @@ def _listed(shards: Sequence[LocalShard], tree: RankTree) -> list[Listed]:
             if math.prod(box.sizes):
                 first.setdefault(box, rank)
         pieces = tuple((rank, box) for box, rank in first.items())
-        found.append(Listed(shard.tensor, pieces))
+        found.append(ListedTensor(shard.tensor, pieces))
     return found
 
 

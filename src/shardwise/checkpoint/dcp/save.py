@@ -20,8 +20,8 @@ from shardwise.checkpoint.format import layout, rank_table
 from shardwise.checkpoint.format.checksum import crc32
 from shardwise.checkpoint.format.layout import Layout
 from shardwise.checkpoint.format.manifest import FileRecord, Manifest, write_manifest
-from shardwise.checkpoint.format.place import Place
 from shardwise.checkpoint.format.rank_table import ROW_BYTES, RankRecord, pack_record
+from shardwise.checkpoint.format.storage import CheckpointStorage
 from shardwise.engine.rank_tree import RankTree
 from shardwise.pytorch.device import is_accelerator, use, wait_for_stream
 
@@ -39,7 +39,7 @@ class Saver:
     collectives. `last` is the step of the last complete checkpoint; None before the first.
     """
 
-    def __init__(self, place: Place, keep: int, background: bool) -> None:
+    def __init__(self, place: CheckpointStorage, keep: int, background: bool) -> None:
         """`keep` checkpoints remain after a save, 0 keeps all; `background` saves in a thread."""
         self._place, self._keep, self._background = place, keep, background
         ignore_single_process_warning()
@@ -116,7 +116,7 @@ class Saver:
         state: dict[str, torch.Tensor] = {}
         failure: Exception | None = None
         try:
-            state = {**(self._stage(updated) if self._background else updated), **copies}
+            state = {**(self._copy_to_host(updated) if self._background else updated), **copies}
         except Exception as error:
             failure = error
         finally:
@@ -171,7 +171,7 @@ class Saver:
             save(tensors, storage_writer=writer, planner=planner, no_dist=True)
 
         self._on_all_ranks(write)
-        rows = self._rows(writer.record)
+        rows = self._table_rows(writer.record)
 
         def commit() -> None:
             if tree.rank == 0:
@@ -193,7 +193,7 @@ class Saver:
             raise SaveError(f"Checkpoint not saved: rank {failed.rank}: {failed.why}")
         return cast(T, result)
 
-    def _rows(self, record: RankRecord) -> bytes:
+    def _table_rows(self, record: RankRecord) -> bytes:
         """The records of all ranks as bytes, in order of rank."""
         table = torch.zeros(self._tree.size, ROW_BYTES, dtype=torch.uint8)
         row = bytearray(pack_record(record))
@@ -205,16 +205,16 @@ class Saver:
     def _add_layout(self, step: int, found: Layout) -> FileRecord:
         """Write layout.json to the checkpoint; return its record for the manifest."""
         data = layout.write_layout(found)
-        self._add(step, layout.NAME, data)
+        self._write_file(step, layout.NAME, data)
         return FileRecord(name=layout.NAME, bytes=len(data), head=len(data), crc32=crc32(data))
 
     def _add_table(self, step: int, rows: bytes) -> FileRecord:
         """Write the table of ranks to the checkpoint; return its record for the manifest."""
         data, record = rank_table.write_table(rows)
-        self._add(step, rank_table.NAME, data)
+        self._write_file(step, rank_table.NAME, data)
         return record
 
-    def _add(self, step: int, name: str, data: bytes) -> None:
+    def _write_file(self, step: int, name: str, data: bytes) -> None:
         """Write a file of the checkpoint."""
         with self._place.create(step, name) as file:
             file.write(data)
@@ -240,22 +240,22 @@ class Saver:
                 if step != self.best:
                     self._place.remove(step)
 
-    def _stage(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _copy_to_host(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Copy tensors to the host, into the same memory in every save; return the copies."""
-        devices = {_local(tensor).device for tensor in state.values()}
+        devices = {_local_shard(tensor).device for tensor in state.values()}
         for device in devices:
             use(device)
         for name, tensor in state.items():
             copy = self._staged.get(name)
             if copy is None:
                 copy = self._staged[name] = _empty_copy(tensor)
-            _local(copy).copy_(_local(tensor), non_blocking=True)
+            _local_shard(copy).copy_(_local_shard(tensor), non_blocking=True)
         for device in devices:
             wait_for_stream(device)
         return self._staged
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def _local_shard(tensor: torch.Tensor) -> torch.Tensor:
     """The local shard of a DTensor; any other tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -265,7 +265,7 @@ def _empty_copy(tensor: torch.Tensor) -> torch.Tensor:
 
     Its memory is pinned if `tensor` is on an accelerator.
     """
-    local = _local(tensor)
+    local = _local_shard(tensor)
     copy = torch.empty_like(local, device="cpu", pin_memory=is_accelerator(local.device))
     if not isinstance(tensor, DTensor):
         return copy

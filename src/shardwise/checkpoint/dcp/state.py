@@ -13,14 +13,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.checkpoint.format.pieces import Tensor
-from shardwise.engine.local_parts import divided_like
+from shardwise.engine.local_parts import as_dtensor_like
 from shardwise.engine.low_bit import restore_parts, saved_parts
 from shardwise.pytorch.adapted import adapter_of
 from shardwise.pytorch.device import random_states, set_random_states
 from shardwise.pytorch.private import WRAPPER_PREFIXES
 
 MODEL, OPTIMIZER, RANK = "model", "optimizer", "rank"
-RANDOM = "random."
+RANDOM_PREFIX = "random."
 
 
 def plain_name(name: str) -> str:
@@ -50,11 +50,11 @@ def saved_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {n: p for n, p in parameters_of(model).items() if p.requires_grad or not adapted}
 
 
-def updated(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def updated_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """Tensors that only an optimizer step changes: parameters and their optimizer states."""
     tensors: dict[str, torch.Tensor] = {}
     for name, parameter in saved_parameters(model).items():
-        tensors[f"{MODEL}.{name}"] = divided_like(parameter, parameter.detach())
+        tensors[f"{MODEL}.{name}"] = as_dtensor_like(parameter, parameter.detach())
         # Sorted, since the order decides which rank writes what.
         for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             if isinstance(value, torch.Tensor):
@@ -62,14 +62,14 @@ def updated(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tor
                 parts = saved_parts(value)
                 tensors |= {f"{full}.{part}": rows for part, rows in parts.items()}
                 if not parts:
-                    tensors[full] = divided_like(parameter, value)
+                    tensors[full] = as_dtensor_like(parameter, value)
     return tensors
 
 
 def restore_quantised(
     model: nn.Module, optimizer: torch.optim.Optimizer, loaded: Mapping[str, torch.Tensor]
 ) -> None:
-    """Set the quantised states of an optimizer; `loaded` has the tensors of `updated` by name."""
+    """Set the quantised states of an optimizer; `loaded` has `updated_tensors` by name."""
     for name, parameter in parameters_of(model).items():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor) and (parts := saved_parts(value)):
@@ -92,7 +92,7 @@ def rank_state(
     rank: int, device: torch.device, more: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """State of one rank alone by name: its random number generators, and `more`."""
-    random = {f"{RANDOM}{kind}": state for kind, state in random_states(device).items()}
+    random = {f"{RANDOM_PREFIX}{kind}": state for kind, state in random_states(device).items()}
     tensors = {**more, **random}
     return {f"{RANK}.{rank}.{name}": tensor for name, tensor in tensors.items()}
 
@@ -100,9 +100,9 @@ def rank_state(
 def restore_random(rank_state: Mapping[str, torch.Tensor], device: torch.device) -> None:
     """Set the random number generators of this process from its `rank_state`."""
     states = {
-        name.removeprefix(RANDOM): state
+        name.removeprefix(RANDOM_PREFIX): state
         for name, state in rank_state.items()
-        if name.startswith(RANDOM)
+        if name.startswith(RANDOM_PREFIX)
     }
     set_random_states(states, device)
 
@@ -138,7 +138,7 @@ def make_optimizer_state(
         for key in of_parameter:
             tensor = saved[f"{OPTIMIZER}.{name}.{key}"]
             dtype = getattr(torch, tensor.dtype)
-            like = tensor.shape == tuple(divided_like(parameter, parameter).shape)
+            like = tensor.shape == tuple(as_dtensor_like(parameter, parameter).shape)
             optimizer.state[parameter][key] = (
                 torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
                 if like

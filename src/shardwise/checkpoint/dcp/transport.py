@@ -141,7 +141,7 @@ class TensorTransport:
             address = msgspec.json.decode(metadata, type=_Address)
             seconds = timeout.total_seconds()
             with socket.create_connection((address.host, address.port), seconds) as connection:
-                return self._receive(connection, _ask(connection, address.secret, step))
+                return self._receive(connection, _request_state(connection, address.secret, step))
         except Exception as error:
             # torchft only notes that there was an error.
             self.failure = error
@@ -241,7 +241,7 @@ class TensorTransport:
         return {"user": {"default": received}, "torchft": header.counters}
 
 
-def _ask(connection: socket.socket, secret: str, step: int) -> Channel:
+def _request_state(connection: socket.socket, secret: str, step: int) -> Channel:
     """Ask for the state of a step; return the channel that authenticates the answer."""
     challenge = bytes(_read(connection, CHALLENGE_BYTES))
     body = msgspec.json.encode(_Request(step, secrets.token_hex(CHALLENGE_BYTES)))

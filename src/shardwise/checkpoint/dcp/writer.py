@@ -20,10 +20,10 @@ from shardwise.checkpoint.dcp.garbage import no_garbage_collection
 from shardwise.checkpoint.dcp.raw import bytes_of, read_block, write_hashed
 from shardwise.checkpoint.format.checksum import crc32
 from shardwise.checkpoint.format.pieces import Part, Piece, Tensor
-from shardwise.checkpoint.format.place import Place
 from shardwise.checkpoint.format.rank_index import index_of, write_rank_index
 from shardwise.checkpoint.format.rank_table import RankRecord
-from shardwise.checkpoint.format.shard import file_of, header_of, placed
+from shardwise.checkpoint.format.shard import file_of, header_of, pieces_in_file
+from shardwise.checkpoint.format.storage import CheckpointStorage
 
 
 class NotWrittenError(OSError):
@@ -37,7 +37,7 @@ class CheckpointWriter(StorageWriter):
     """
 
     def __init__(
-        self, place: Place, step: int, rank: int, own: list[Tensor], reads_back: bool
+        self, place: CheckpointStorage, step: int, rank: int, own: list[Tensor], reads_back: bool
     ) -> None:
         """`own` are tensors of this rank alone; `reads_back` compares files after writing them."""
         self._place, self._step, self._rank = place, step, rank
@@ -70,7 +70,7 @@ class CheckpointWriter(StorageWriter):
         with no_garbage_collection():
             parts = [_part(item) for item in items]
             header = header_of(parts)
-            pieces = placed(parts, name, len(header))
+            pieces = pieces_in_file(parts, name, len(header))
         with self._place.create(self._step, name) as file:
             file.write(header)
             for number, item in enumerate(items):

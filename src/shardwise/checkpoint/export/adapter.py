@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from shardwise.checkpoint.dcp import state
-from shardwise.checkpoint.export.config import compare
+from shardwise.checkpoint.export.config import check_weights_match
 from shardwise.checkpoint.export.tensor_reader import TensorReader
 from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.pieces import Tensor
@@ -32,7 +32,7 @@ from shardwise.spec.record import SpecError
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 # The names that peft gives the parameters of a wrapped model.
-_PREFIX = "base_model.model."
+_PEFT_PREFIX = "base_model.model."
 
 # Builds the adapted model of a run on the CPU, with the frozen weights of the training.
 Rebuild = Callable[[Manifest, Model], nn.Module]
@@ -56,19 +56,19 @@ def write_adapter(
     # Only names and shapes are needed.
     with torch.device("meta"):
         module = build_module(model)
-    compare(module, saved)
+    check_weights_match(module, saved)
     adapter = cast(Adapter, adapter_of(module))
     parameters = {
-        name: _converted(reader.read(f"{state.MODEL}.{name}"), dtype)
+        name: _cast(reader.read(f"{state.MODEL}.{name}"), dtype)
         for name in state.saved_parameters(module)
     }
     in_full = {base_name(name): p for name, p in parameters.items() if ".lora_" not in name}
     adapters = get_peft_model_state_dict(module, state_dict=parameters, save_embedding_layers=False)
     config = lora_config(module, adapter)
-    config.modules_to_save = _modules_in_full(module, in_full) or None
+    config.modules_to_save = _fully_trained_modules(module, in_full) or None
     config.base_model_name_or_path = getattr(model, "config", None) or ""
     config.inference_mode = True
-    tensors = {f"{_PREFIX}{name}": tensor for name, tensor in {**adapters, **in_full}.items()}
+    tensors = {f"{_PEFT_PREFIX}{name}": tensor for name, tensor in {**adapters, **in_full}.items()}
     write_synced(folder / WEIGHTS, save(tensors, {"format": "pt"}))
     write_synced(folder / CONFIG, _as_json(config))
     return tensors
@@ -80,7 +80,7 @@ def _as_json(config: Any) -> bytes:
     return f"{json.dumps(table, indent=2, sort_keys=True)}\n".encode()
 
 
-def _converted(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     """A tensor in `dtype` (None: unchanged); raise SpecError if a value overflows."""
     converted = tensor if dtype is None else tensor.to(dtype)
     if not torch.equal(converted.isfinite(), tensor.isfinite()):
@@ -88,7 +88,7 @@ def _converted(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return converted
 
 
-def _modules_in_full(module: nn.Module, in_full: dict[str, torch.Tensor]) -> list[str]:
+def _fully_trained_modules(module: nn.Module, in_full: dict[str, torch.Tensor]) -> list[str]:
     """Names of modules whose parameters are all trained in full, which PEFT saves in full.
 
     Raises SpecError if only some parameters of a module are trained.
@@ -105,7 +105,9 @@ def _modules_in_full(module: nn.Module, in_full: dict[str, torch.Tensor]) -> lis
     return names
 
 
-def merged(manifest: Manifest, model: Model, reader: TensorReader, rebuild: Rebuild) -> nn.Module:
+def merged_model(
+    manifest: Manifest, model: Model, reader: TensorReader, rebuild: Rebuild
+) -> nn.Module:
     """The model with its adapters merged into the base, in fp32 and without layers of peft.
 
     Raises SpecError if the base is not the one that was trained with.

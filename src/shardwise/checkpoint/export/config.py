@@ -47,7 +47,7 @@ def write_config(folder: Path, model: Model | None, saved: Mapping[str, Tensor],
     # Only names and shapes are needed.
     with torch.device("meta"):
         module: Any = build_module(model)
-    compare(module, saved)
+    check_weights_match(module, saved)
     config = module.config
     config.architectures = [type(module).__name__]
     config.dtype = getattr(torch, dtype)
@@ -55,7 +55,7 @@ def write_config(folder: Path, model: Model | None, saved: Mapping[str, Tensor],
     config.use_cache = True
     write_synced(folder / "config.json", config.to_json_string().encode())
     if module.can_generate():
-        given = _file_of_model(model, _GENERATION)
+        given = _model_file(model, _GENERATION)
         text = given.read_bytes() if given else module.generation_config.to_json_string().encode()
         write_synced(folder / _GENERATION, text)
     return ""
@@ -71,7 +71,7 @@ def check_folder(model: Model) -> None:
         )
 
 
-def _file_of_model(model: ModelSpec | ConfigRef, name: str) -> Path | None:
+def _model_file(model: ModelSpec | ConfigRef, name: str) -> Path | None:
     """A file in the folder of the model's config.json; None if it does not exist."""
     if model.config is None:
         return None
@@ -80,7 +80,7 @@ def _file_of_model(model: ModelSpec | ConfigRef, name: str) -> Path | None:
     return file if file.is_file() else None
 
 
-def compare(module: nn.Module, saved: Mapping[str, Tensor]) -> None:
+def check_weights_match(module: nn.Module, saved: Mapping[str, Tensor]) -> None:
     """Raise SpecError unless names and shapes of the saved weights match the model."""
     weights = {f"{state.MODEL}.{name}": p for name, p in state.saved_parameters(module).items()}
     now = {name: tuple(t.shape) for name, t in {**weights, **state.buffers_of(module)}.items()}

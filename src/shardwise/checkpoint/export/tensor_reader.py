@@ -10,7 +10,7 @@ from shardwise.checkpoint.dcp.raw import bytes_of
 from shardwise.checkpoint.dcp.reader import CorruptError, read_blocks
 from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.checkpoint.format.pieces import Piece
-from shardwise.checkpoint.format.sharding import whole
+from shardwise.checkpoint.format.sharding import full_box
 from shardwise.checkpoint.verify.opened import Checkpoint
 
 # A checkpoint of many ranks has more files than a process may open.
@@ -31,7 +31,7 @@ class TensorReader:
         """Read a full tensor; raise CorruptError, which names the file and the tensor."""
         tensor = self._checkpoint.tensors[name]
         full = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
-        for piece in self._checkpoint.pieces(name, whole(tensor.shape)):
+        for piece in self._checkpoint.pieces(name, full_box(tensor.shape)):
             self._fill(piece, _slice_of(full, piece))
         return full
 

@@ -16,7 +16,7 @@ import torch
 from shardwise.checkpoint.dcp import state
 from shardwise.checkpoint.dcp.raw import bytes_of
 from shardwise.checkpoint.dcp.reader import CorruptError
-from shardwise.checkpoint.export.adapter import Rebuild, merged, write_adapter, write_merged
+from shardwise.checkpoint.export.adapter import Rebuild, merged_model, write_adapter, write_merged
 from shardwise.checkpoint.export.config import check_folder, model_of, write_config
 from shardwise.checkpoint.export.tensor_reader import TensorReader
 from shardwise.checkpoint.foreign.safetensors import INDEX, SUFFIX
@@ -36,7 +36,7 @@ from shardwise.units.module import TORCH_DTYPES
 # The file name that transformers expects.
 _NAME = "model"
 # Dtypes that are converted; others, such as integer counts, are kept.
-_FLOATS = tuple(TORCH_NAMES.values())
+_FLOAT_DTYPES = tuple(TORCH_NAMES.values())
 _PREFIX = f"{state.MODEL}."
 # Elements converted at a time.
 _CHUNK = 2**22
@@ -123,7 +123,7 @@ def _export(
     model = model_of(manifest)
     if model is not None and model.adapter is not None:
         with TensorReader(checkpoint) as reader:
-            adapted = _Adapted(checkpoint, reader, model, model.adapter)
+            adapted = _AdaptedCheckpoint(checkpoint, reader, model, model.adapter)
             return _export_adapted(adapted, to, dtype, shard_size, rebuild)
     if rebuild is not None:
         raise SpecError("--merge: the run has no adapters; leave it out")
@@ -145,7 +145,7 @@ def _export(
     return ExportedWeights(manifest.step, str(to), size, len(parts), dtypes, files, no_config)
 
 
-class _Adapted(NamedTuple):
+class _AdaptedCheckpoint(NamedTuple):
     """An opened checkpoint of an adapted model."""
 
     checkpoint: Checkpoint
@@ -155,7 +155,7 @@ class _Adapted(NamedTuple):
 
 
 def _export_adapted(
-    adapted: _Adapted,
+    adapted: _AdaptedCheckpoint,
     to: Path,
     dtype: DType | None,
     shard_size: int,
@@ -174,7 +174,7 @@ def _export_adapted(
                 unfinished, model, saved, reader, wanted
             )
         else:
-            module = merged(manifest, model, reader, rebuild)
+            module = merged_model(manifest, model, reader, rebuild)
             write_merged(unfinished, module, TORCH_DTYPES[dtype or adapter.float_dtype], shard_size)
             tensors = state.parameters_of(module)
         files = sorted(file.name for file in unfinished.glob(f"*{SUFFIX}"))
@@ -188,11 +188,11 @@ def _export_adapted(
         files=tuple(files),
         no_config=f"{model.name} is not a transformers model" if is_factory else "",
         adapter=rebuild is None,
-        base=_base(adapter, merged=rebuild is not None),
+        base=_base_sentence(adapter, merged=rebuild is not None),
     )
 
 
-def _base(adapter: Adapter, *, merged: bool) -> str:
+def _base_sentence(adapter: Adapter, *, merged: bool) -> str:
     """Sentence on the base of a run with quantised weights; empty for other runs."""
     if not adapter.quantised:
         return ""
@@ -206,7 +206,9 @@ def parts_of(saved: Mapping[str, Tensor], dtype: DType | None) -> list[Part]:
     parts = []
     for name, tensor in saved.items():
         if name.startswith(_PREFIX):
-            written = TORCH_NAMES[dtype] if dtype and tensor.dtype in _FLOATS else tensor.dtype
+            written = (
+                TORCH_NAMES[dtype] if dtype and tensor.dtype in _FLOAT_DTYPES else tensor.dtype
+            )
             plain = name.removeprefix(_PREFIX)
             parts.append(Part(plain, written, (0,) * len(tensor.shape), tensor.shape))
     return parts
@@ -238,7 +240,7 @@ def _main_dtype(parts: Sequence[Part]) -> str:
     counts: dict[str, int] = {}
     for part in parts:
         counts[part.dtype] = counts.get(part.dtype, 0) + part.length
-    floats = {dtype: count for dtype, count in counts.items() if dtype in _FLOATS}
+    floats = {dtype: count for dtype, count in counts.items() if dtype in _FLOAT_DTYPES}
     return max(floats or counts, key=lambda dtype: counts[dtype])
 
 
@@ -266,10 +268,10 @@ def _bytes_as_written(part: Part, reader: TensorReader) -> Iterator[memoryview]:
     """Yield the bytes of a weight in the dtype to be written."""
     values = reader.read(f"{_PREFIX}{part.tensor}").reshape(-1)
     for begin in range(0, values.numel(), _CHUNK):
-        yield bytes_of(_converted(part, values[begin : begin + _CHUNK]))
+        yield bytes_of(_cast(part, values[begin : begin + _CHUNK]))
 
 
-def _converted(part: Part, values: torch.Tensor) -> torch.Tensor:
+def _cast(part: Part, values: torch.Tensor) -> torch.Tensor:
     """A weight in the dtype of `part`; raise SpecError if a value overflows."""
     dtype = getattr(torch, part.dtype)
     if values.dtype == dtype:

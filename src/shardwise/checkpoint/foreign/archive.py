@@ -67,7 +67,7 @@ def check_archive(
     without = not any(entry.crc32 for entry in entries)
     for entry, value in zip(entries, values, strict=True):
         if value != entry.crc32 and not without:
-            name = _shown(entry.name)
+            name = _display_name(entry.name)
             yield "broken", f"{name} has checksum {value:08x}, expected {entry.crc32:08x}"
     if without and any(values):
         yield "unverifiable", "was saved without a checksum"
@@ -85,7 +85,7 @@ def _entries(window: Window, start: int, length: int) -> tuple[list[Entry], int]
         raise UntrustedError("is not a torch archive: too short")
     tail = window.read(start + length - _TAIL, _TAIL)
     *_, count, size, begin = _END64.unpack_from(tail)
-    if tail != _tail(count, size, begin) or begin + size + _TAIL != length:
+    if tail != _end_records(count, size, begin) or begin + size + _TAIL != length:
         raise UntrustedError("is not a torch archive: invalid end record")
     if count > _MOST_ENTRIES or size > _MOST_DIRECTORY:
         raise UntrustedError(f"is not a torch archive: {count:,} entries")
@@ -96,15 +96,15 @@ def _entries(window: Window, start: int, length: int) -> tuple[list[Entry], int]
         entries.append(entry)
     begins = [entry.begin for entry in entries]
     if len(entries) != count or begins[:1] != [0] or sorted([*begins, begin])[:-1] != begins:
-        raise _wrong_directory()
+        raise _directory_error()
     return entries, begin
 
 
-def _wrong_directory() -> UntrustedError:
+def _directory_error() -> UntrustedError:
     return UntrustedError("is not a torch archive: invalid directory")
 
 
-def _tail(count: int, size: int, begin: int) -> bytes:
+def _end_records(count: int, size: int, begin: int) -> bytes:
     """The bytes at the end of an archive of `count` entries.
 
     Its directory has `size` bytes and starts at byte `begin`. Empty for impossible numbers.
@@ -123,7 +123,7 @@ def _entry(directory: bytes, at: int) -> tuple[Entry, int]:
     Its bytes are compared with recomputed bytes; raises UntrustedError if they differ.
     """
     if at + _DIRECTORY.size > len(directory):
-        raise _wrong_directory()
+        raise _directory_error()
     found = _DIRECTORY.unpack_from(directory, at)
     crc32, size, named, more, begin = found[7], found[9], found[10], found[11], found[16]
     name_end = at + _DIRECTORY.size + named
@@ -137,20 +137,20 @@ def _entry(directory: bytes, at: int) -> tuple[Entry, int]:
     entry = Entry(name, crc32, size, begin)
     end = name_end + more
     if directory[at:end] != _directory_bytes(entry):
-        raise _wrong_directory()
+        raise _directory_error()
     return entry, end
 
 
 def _directory_bytes(entry: Entry) -> bytes:
     """Bytes of an entry in the directory."""
-    large = _large([entry.size] * 2 if entry.size >= _LARGE else [], entry.begin)
+    large = _zip64_field([entry.size] * 2 if entry.size >= _LARGE else [], entry.begin)
     size, begin = min(entry.size, _LARGE), min(entry.begin, _LARGE)
     lengths = (len(entry.name), len(large), 0, 0, 0)
     head = (b"PK\1\2", 0, 0, entry.flags, 0, 0, 0, entry.crc32, size, size)
     return _DIRECTORY.pack(*head, *lengths, 0, begin) + entry.name + large
 
 
-def _large(sizes: list[int], begin: int) -> bytes:
+def _zip64_field(sizes: list[int], begin: int) -> bytes:
     """Bytes of the field for 64-bit numbers; empty if it is not needed."""
     numbers = [*sizes, begin] if begin >= _LARGE else sizes
     if not numbers:
@@ -163,7 +163,7 @@ def _checksum(window: Window, start: int, entry: Entry, following: int) -> int:
 
     The header is padded to align the data; the position of the next entry gives the padding.
     """
-    large = _large([entry.size, 0] if entry.size >= _LARGE else [], entry.begin)
+    large = _zip64_field([entry.size, 0] if entry.size >= _LARGE else [], entry.begin)
     after = b""
     if entry.size:
         wide = entry.size >= _LARGE or entry.begin >= _LARGE
@@ -173,20 +173,20 @@ def _checksum(window: Window, start: int, entry: Entry, following: int) -> int:
     fixed = entry.begin + _LOCAL.size + len(entry.name) + len(large) + 4
     padding = data - fixed
     if not 0 <= padding < 2**16 - len(large) - 4:
-        raise UntrustedError(f"{_shown(entry.name)} overlaps another entry or leaves a gap")
+        raise UntrustedError(f"{_display_name(entry.name)} overlaps another entry or leaves a gap")
     lengths = (len(entry.name), len(large) + 4 + padding)
     head = _LOCAL.pack(b"PK\3\4", 0, entry.flags, 0, 0, 0, 0, 0, 0, *lengths)
     head += entry.name + large + struct.pack("<2sH", b"FB", padding) + b"Z" * padding
     if window.read(start + entry.begin, len(head)) != head:
-        raise UntrustedError(f"{_shown(entry.name)} has an invalid header")
+        raise UntrustedError(f"{_display_name(entry.name)} has an invalid header")
     value = window.crc32(start + data, entry.size)
     if window.read(start + data + entry.size, len(after)) != after:
         raise UntrustedError(
-            f"{_shown(entry.name)}: its checksum or size differs from the directory"
+            f"{_display_name(entry.name)}: its checksum or size differs from the directory"
         )
     return value
 
 
-def _shown(name: bytes) -> str:
+def _display_name(name: bytes) -> str:
     """Name of an entry in messages, without the name of the archive."""
     return name.decode(errors="replace").partition("/")[2][:100] or "an entry"

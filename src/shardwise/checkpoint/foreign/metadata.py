@@ -9,20 +9,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardwise.checkpoint.format.paths import UntrustedError
-from shardwise.checkpoint.format.pieces import DTYPES, Piece, Saved, Tensor
+from shardwise.checkpoint.format.pieces import DTYPES, CheckpointContent, Piece, Tensor
 from shardwise.observe.safe_pickle import Record, UnsafePickleError, load_pickle
 
 NAME = ".metadata"
-_PLACE = "torch.distributed.checkpoint"
+_TORCH_MODULE = "torch.distributed.checkpoint"
 # All names in genuine metadata, besides dtypes.
-_KNOWN = {
-    *((f"{_PLACE}.metadata", name) for name in ("Metadata", "MetadataIndex", "StorageMeta")),
-    (f"{_PLACE}.metadata", "TensorProperties"),
-    (f"{_PLACE}.metadata", "TensorStorageMetadata"),
-    (f"{_PLACE}.metadata", "ChunkStorageMetadata"),
-    (f"{_PLACE}.metadata", "BytesStorageMetadata"),
-    (f"{_PLACE}.metadata", "_MEM_FORMAT_ENCODING"),
-    (f"{_PLACE}.filesystem", "_StorageInfo"),
+_KNOWN_CLASSES = {
+    *((f"{_TORCH_MODULE}.metadata", name) for name in ("Metadata", "MetadataIndex", "StorageMeta")),
+    (f"{_TORCH_MODULE}.metadata", "TensorProperties"),
+    (f"{_TORCH_MODULE}.metadata", "TensorStorageMetadata"),
+    (f"{_TORCH_MODULE}.metadata", "ChunkStorageMetadata"),
+    (f"{_TORCH_MODULE}.metadata", "BytesStorageMetadata"),
+    (f"{_TORCH_MODULE}.metadata", "_MEM_FORMAT_ENCODING"),
+    (f"{_TORCH_MODULE}.filesystem", "_StorageInfo"),
     ("torch", "Size"),
     ("torch.serialization", "_get_layout"),
     ("pathlib", "PosixPath"),
@@ -31,11 +31,11 @@ _KNOWN = {
     ("pathlib._local", "WindowsPath"),
     ("collections", "OrderedDict"),
 }
-_Place = tuple[str, tuple[int, ...] | None]
-_Chunks = dict[_Place, tuple[int, ...]]
+_PieceKey = tuple[str, tuple[int, ...] | None]
+_Chunks = dict[_PieceKey, tuple[int, ...]]
 
 
-def read_metadata(data: bytes) -> Saved:
+def read_metadata(data: bytes) -> CheckpointContent:
     """Parse the metadata of a checkpoint: its tensors, and the pieces that are in a file.
 
     A chunk that is in no file is missing from `pieces`, so that they do not cover the tensor.
@@ -45,7 +45,7 @@ def read_metadata(data: bytes) -> Saved:
         found = load_pickle(data, _is_known)
     except UnsafePickleError as error:
         raise UntrustedError(str(error)) from None
-    if not _is(found, "Metadata"):
+    if not _is_record_of(found, "Metadata"):
         raise UntrustedError("is not the metadata of a checkpoint")
     entries, storage = found.field("state_dict_metadata"), found.field("storage_data")
     if type(entries) is not dict or type(storage) is not dict:
@@ -58,7 +58,7 @@ def read_metadata(data: bytes) -> Saved:
     for name, entry in entries.items():
         if type(name) is not str:
             raise UntrustedError("has an entry without a name")
-        if _is(entry, "BytesStorageMetadata"):
+        if _is_record_of(entry, "BytesStorageMetadata"):
             objects.add(name)
             continue
         tensors[name] = _tensor(name, entry)
@@ -73,7 +73,7 @@ def read_metadata(data: bytes) -> Saved:
             if (name, offsets) not in chunks or 0 not in sizes:
                 chunks[name, offsets] = sizes
     pieces = _pieces(storage, tensors, chunks, objects)
-    return Saved(
+    return CheckpointContent(
         tensors,
         [piece for piece in pieces if piece.tensor in tensors],
         [piece for piece in pieces if piece.tensor in objects],
@@ -82,21 +82,21 @@ def read_metadata(data: bytes) -> Saved:
 
 def _is_known(module: str, name: str) -> bool:
     """Whether a name occurs in genuine metadata."""
-    return (module, name) in _KNOWN or (module == "torch" and name in DTYPES)
+    return (module, name) in _KNOWN_CLASSES or (module == "torch" and name in DTYPES)
 
 
-def _is(found: Any, name: str) -> bool:
+def _is_record_of(found: Any, name: str) -> bool:
     """Whether an unpickled value is a record of the class with this name."""
     return isinstance(found, Record) and found.kind.name == name
 
 
 def _tensor(name: str, entry: Any) -> Tensor:
     """The tensor of an entry; raises UntrustedError if the entry is invalid."""
-    if not _is(entry, "TensorStorageMetadata"):
+    if not _is_record_of(entry, "TensorStorageMetadata"):
         raise UntrustedError(f"has an invalid entry for {name[:100]!r}")
     properties = entry.field("properties")
     value = None
-    if _is(properties, "TensorProperties"):
+    if _is_record_of(properties, "TensorProperties"):
         state = properties.state
         value = state[0] if type(state) is tuple and state else properties.field("dtype")
     dtype = value.kind if isinstance(value, type) and issubclass(value, Record) else None
@@ -108,7 +108,7 @@ def _tensor(name: str, entry: Any) -> Tensor:
 def _boxes(name: str, listed: list[Any]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Yield offsets and sizes of each chunk of a tensor; raises UntrustedError."""
     for chunk in listed:
-        if not _is(chunk, "ChunkStorageMetadata"):
+        if not _is_record_of(chunk, "ChunkStorageMetadata"):
             raise UntrustedError(f"has no valid chunks for {name[:100]!r}")
         yield _size(chunk.field("offsets"), name), _size(chunk.field("sizes"), name)
 
@@ -117,7 +117,7 @@ def _pieces(
     storage: dict[Any, Any], tensors: dict[str, Tensor], chunks: _Chunks, objects: set[str]
 ) -> list[Piece]:
     """The pieces of all tensors and objects that are in a file; raises UntrustedError."""
-    seen: set[_Place] = set()
+    seen: set[_PieceKey] = set()
     pieces = []
     for index, info in storage.items():
         piece, place = _piece(index, info)
@@ -141,12 +141,12 @@ def _pieces(
     return pieces
 
 
-def _piece(index: Any, info: Any) -> tuple[Piece, _Place]:
+def _piece(index: Any, info: Any) -> tuple[Piece, _PieceKey]:
     """A piece without its sizes, and its name and offsets; raises UntrustedError.
 
     The offsets are None for an object that is not a tensor.
     """
-    if not _is(index, "MetadataIndex") or not _is(info, "_StorageInfo"):
+    if not _is_record_of(index, "MetadataIndex") or not _is_record_of(info, "_StorageInfo"):
         raise UntrustedError("has an invalid location entry")
     name, offset = index.field("fqn"), index.field("offset")
     file, start, length = (info.field(key) for key in ("relative_path", "offset", "length"))
@@ -162,7 +162,7 @@ def _piece(index: Any, info: Any) -> tuple[Piece, _Place]:
 
 def _size(value: Any, name: str) -> tuple[int, ...]:
     """A shape or offsets as a tuple of integers; raises UntrustedError if invalid."""
-    if _is(value, "Size") and len(value.arguments) == 1:
+    if _is_record_of(value, "Size") and len(value.arguments) == 1:
         value = value.arguments[0]
     if type(value) is not tuple or len(value) > 64:
         raise UntrustedError(f"has {name[:100]!r} without a shape")

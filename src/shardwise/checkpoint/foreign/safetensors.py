@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from shardwise.checkpoint.format.folder import Folder, LocalFolder, read_file
 from shardwise.checkpoint.format.paths import UntrustedError, check_name
-from shardwise.checkpoint.verify.findings import Checked, Finding
+from shardwise.checkpoint.verify.findings import CheckedCheckpoint, Finding
 from shardwise.spec.unique_keys import KeyTwiceError, unique_keys
 
 SUFFIX, INDEX = ".safetensors", ".safetensors.index.json"
@@ -70,7 +70,7 @@ class LinkedFolder(LocalFolder):
         return path
 
 
-def check_safetensors(folder: Folder) -> Checked:
+def check_safetensors(folder: Folder) -> CheckedCheckpoint:
     """Check headers and indexes against files; the values of tensors cannot be verified."""
     names = [name for name in folder.names() if "/" not in name]
     files = [name for name in names if name.endswith(SUFFIX)]
@@ -91,7 +91,7 @@ def check_safetensors(folder: Folder) -> Checked:
             findings.append(Finding("broken", index, "", str(error)))
             continue
         indexed |= set(places.values())
-        findings += _against_index(index, places, held, set(files))
+        findings += _compare_with_index(index, places, held, set(files))
     alone = [file for file in files if file not in indexed]
     if indexes:
         findings += (Finding("stale", file, "", "is not in the index") for file in alone)
@@ -101,7 +101,9 @@ def check_safetensors(folder: Folder) -> Checked:
     if tensors and not any(one.severity == "broken" for one in findings):
         why = f"the format has no checksums: the values of {tensors:,} tensors cannot be verified"
         findings.append(Finding("unverifiable", "", "", why))
-    return Checked(folder.url, "safetensors", len(files) + len(indexes), tensors, 0, findings)
+    return CheckedCheckpoint(
+        folder.url, "safetensors", len(files) + len(indexes), tensors, 0, findings
+    )
 
 
 def read_header(folder: Folder, file: str) -> list[Entry]:
@@ -166,7 +168,7 @@ def _entry(name: str, found: Any) -> Entry:
     return Entry(name, dtype, shape, start, end)
 
 
-def _against_index(
+def _compare_with_index(
     index: str, places: dict[str, str], held: dict[str, list[Entry]], files: set[str]
 ) -> Iterator[Finding]:
     """Yield findings on tensors of an index that are not in their file, and the reverse.

@@ -22,7 +22,7 @@ class UnreadableFileError(BrokenFileError):
 
 
 @contextmanager
-def reading(name: str) -> Iterator[None]:
+def naming_broken_file(name: str) -> Iterator[None]:
     """Context manager that turns errors of its block into a BrokenFileError of the file `name`.
 
     An I/O error becomes an UnreadableFileError.

@@ -12,25 +12,25 @@ import msgspec
 
 from shardwise.checkpoint.format.checksum import BLOCK
 from shardwise.checkpoint.format.paths import UntrustedError
-from shardwise.checkpoint.format.pieces import DTYPES, Piece, Saved, Tensor
+from shardwise.checkpoint.format.pieces import DTYPES, CheckpointContent, Piece, Tensor
 
 NAME = "tensors.json"
 
-_Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
-_Wholes = tuple[_Whole, ...]
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+_Counts = tuple[_Count, ...]
 # file (by its number), start, offsets, sizes, checksums
-_Piece = tuple[_Whole, _Whole, _Wholes, _Wholes, _Wholes]
+_Piece = tuple[_Count, _Count, _Counts, _Counts, _Counts]
 # name, dtype, shape, pieces
-_Tensor = tuple[str, str, _Wholes, list[_Piece]]
+_Tensor = tuple[str, str, _Counts, list[_Piece]]
 
 
 class _Index(msgspec.Struct, forbid_unknown_fields=True):
-    block: _Whole
+    block: _Count
     files: list[str]
     tensors: list[_Tensor]
 
 
-def read_index(data: bytes) -> Saved:
+def read_index(data: bytes) -> CheckpointContent:
     """Tensors and pieces that an index lists; raises UntrustedError if it is invalid."""
     try:
         index = msgspec.json.decode(data, type=_Index)
@@ -52,4 +52,4 @@ def read_index(data: bytes) -> Saved:
                 raise UntrustedError(f"lacks checksums of {name[:100]!r}")
             file = index.files[number]
             pieces.append(Piece(name, offsets, sizes, file, start, length, checksums))
-    return Saved(tensors, pieces, [])
+    return CheckpointContent(tensors, pieces, [])

@@ -19,35 +19,35 @@ from shardwise.checkpoint.format.sharding import (
     Axes,
     Axis,
     Box,
-    problem_of,
+    division_problem,
+    full_box,
     ranks_over,
     replica_of,
     replicas,
     shard_of,
-    whole,
 )
 
 NAME = "layout.json"
 # Least bytes that a replica writes, so that readers do not open a file for a few numbers.
 _LEAST_SHARE = 2**20
 
-_Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
-_Wholes = tuple[_Whole, ...]
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+_Counts = tuple[_Count, ...]
 # name, dtype, shape, index of its rule in `axes`, replica that writes it
-_Ruled = tuple[str, str, _Wholes, _Whole, _Whole]
+_RuledEntry = tuple[str, str, _Counts, _Count, _Count]
 # name, dtype, shape, pieces: rank, offsets, sizes
-_Listed = tuple[str, str, _Wholes, list[tuple[_Whole, _Wholes, _Wholes]]]
+_ListedEntry = tuple[str, str, _Counts, list[tuple[_Count, _Counts, _Counts]]]
 
 
 class _Layout(msgspec.Struct, forbid_unknown_fields=True):
-    block: _Whole
+    block: _Count
     # Dimension, size, stride.
-    axes: list[tuple[tuple[_Whole, _Whole, _Whole], ...]]
-    tensors: list[_Ruled]
-    listed: list[_Listed]
+    axes: list[tuple[tuple[_Count, _Count, _Count], ...]]
+    tensors: list[_RuledEntry]
+    listed: list[_ListedEntry]
 
 
-class Ruled(NamedTuple):
+class RuledTensor(NamedTuple):
     """A tensor that ranks divide by a rule; the ranks of replica `replica` write its shards."""
 
     tensor: Tensor
@@ -55,7 +55,7 @@ class Ruled(NamedTuple):
     replica: int
 
 
-class Listed(NamedTuple):
+class ListedTensor(NamedTuple):
     """A tensor that no rule describes: `pieces` has a rank and the part that it writes."""
 
     tensor: Tensor
@@ -65,7 +65,7 @@ class Listed(NamedTuple):
 class Layout:
     """All tensors of a checkpoint except those that belong to a single rank."""
 
-    def __init__(self, ruled: Iterable[Ruled], listed: Iterable[Listed] = ()) -> None:
+    def __init__(self, ruled: Iterable[RuledTensor], listed: Iterable[ListedTensor] = ()) -> None:
         self.ruled = {one.tensor.name: one for one in ruled}
         self.listed = {one.tensor.name: one for one in listed}
         self.tensors = {one.tensor.name: one.tensor for one in self.ruled.values()}
@@ -92,7 +92,7 @@ class Layout:
 
         `own` are tensors of this rank alone.
         """
-        parts = [*self._shards(rank), *(_part(one, whole(one.shape)) for one in own)]
+        parts = [*self._shards(rank), *(_part(one, full_box(one.shape)) for one in own)]
         # Widest dtype first, so that every tensor is aligned to its element size.
         return sorted((part for part in parts if part.length), key=lambda one: -DTYPES[one.dtype])
 
@@ -117,7 +117,7 @@ def _part(tensor: Tensor, box: Box) -> Part:
     return Part(tensor.name, tensor.dtype, *box)
 
 
-def assign(sharded: Iterable[tuple[Tensor, Axes]], world: int) -> Iterator[Ruled]:
+def assign_writers(sharded: Iterable[tuple[Tensor, Axes]], world: int) -> Iterator[RuledTensor]:
     """Choose the replica that writes each tensor, so that all write about as many bytes.
 
     A replica writes consecutive tensors, so that a reader opens few files.
@@ -125,15 +125,15 @@ def assign(sharded: Iterable[tuple[Tensor, Axes]], world: int) -> Iterator[Ruled
     sharded = list(sharded)
     total: dict[Axes, int] = {}
     for tensor, axes in sharded:
-        total[axes] = total.get(axes, 0) + _largest(tensor, axes)
+        total[axes] = total.get(axes, 0) + _largest_shard_bytes(tensor, axes)
     before = dict.fromkeys(total, 0)
     for tensor, axes in sharded:
         share = max(_LEAST_SHARE, -(-total[axes] // replicas(axes, world)))
-        yield Ruled(tensor, axes, before[axes] // share)
-        before[axes] += _largest(tensor, axes)
+        yield RuledTensor(tensor, axes, before[axes] // share)
+        before[axes] += _largest_shard_bytes(tensor, axes)
 
 
-def _largest(tensor: Tensor, axes: Axes) -> int:
+def _largest_shard_bytes(tensor: Tensor, axes: Axes) -> int:
     """Bytes of the largest shard, which is that of rank 0; at least 1."""
     # An empty tensor after all others must not begin a share of its own.
     return max(1, math.prod(shard_of(axes, tensor.shape, 0).sizes) * DTYPES[tensor.dtype])
@@ -171,11 +171,11 @@ def read_layout(data: bytes, world: int) -> Layout:
     rules = [tuple(Axis(*axis) for axis in axes) for axes in found.axes]
     _check_rules(found, rules, world)
     ruled = [
-        Ruled(Tensor(name, dtype, shape), rules[number], replica)
+        RuledTensor(Tensor(name, dtype, shape), rules[number], replica)
         for name, dtype, shape, number, replica in found.tensors
     ]
     listed = [
-        Listed(Tensor(name, dtype, shape), tuple((rank, Box(*box)) for rank, *box in pieces))
+        ListedTensor(Tensor(name, dtype, shape), tuple((rank, Box(*box)) for rank, *box in pieces))
         for name, dtype, shape, pieces in found.listed
     ]
     layout = Layout(ruled, listed)
@@ -190,7 +190,7 @@ def _check_rules(found: _Layout, rules: Sequence[Axes], world: int) -> None:
     """Raise UntrustedError for a tensor that its rule cannot divide, or that no rank wrote."""
     # Each pair is checked once: there are thousands of tensors, but few rules and dimensions.
     problems = {
-        (number, dims): problem_of(rules[number], dims, world)
+        (number, dims): division_problem(rules[number], dims, world)
         for number, dims in {(one[3], len(one[2])) for one in found.tensors}
         if number < len(rules)
     }

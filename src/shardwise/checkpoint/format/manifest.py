@@ -14,7 +14,7 @@ from shardwise.spec.record import Record, SpecError
 NAME = "manifest.json"
 # The version that is written; format 1 is still read.
 VERSION = 2
-Whole = Annotated[int, Field(ge=0, lt=2**63)]
+NonNegativeInt = Annotated[int, Field(ge=0, lt=2**63)]
 # The checksum comes first and covers every byte after it.
 _HEAD = '{{"crc32": "{:08x}", "manifest": '
 _TAIL = b"}\n"
@@ -28,8 +28,8 @@ class FileRecord(Record):
     """
 
     name: str
-    bytes: Whole
-    head: Whole
+    bytes: NonNegativeInt
+    head: NonNegativeInt
     crc32: Annotated[int, Field(ge=0, lt=2**32)]
 
 
@@ -38,10 +38,10 @@ class Manifest(Record):
 
     # Version of the format.
     version: Annotated[int, Field(ge=1, le=VERSION)] = VERSION
-    step: Whole
+    step: NonNegativeInt
     world: Annotated[int, Field(ge=1)]
     # Number of sequences used by all ranks together; a resumed run continues after them.
-    sequences: Whole
+    sequences: NonNegativeInt
     run: dict[str, Any]
     versions: dict[str, str]
     # Identifies the frozen weights of an adapted model, which are not in the checkpoint.

@@ -60,7 +60,7 @@ class Piece(NamedTuple):
         return f"{self.tensor} at {list(self.offsets)}" if any(self.offsets) else self.tensor
 
 
-class Saved(NamedTuple):
+class CheckpointContent(NamedTuple):
     """The content of a checkpoint. `objects` are entries that are not tensors."""
 
     tensors: dict[str, Tensor]

@@ -19,13 +19,13 @@ from shardwise.checkpoint.format.layout import Layout, check_tensors
 from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.checkpoint.format.pieces import Piece, Tensor
 from shardwise.checkpoint.format.rank_table import RankRecord
-from shardwise.checkpoint.format.shard import file_of, placed
+from shardwise.checkpoint.format.shard import file_of, pieces_in_file
 
 # A mark, and the length of the JSON of the own tensors; JSON and checksums of 4 bytes follow.
 _HEAD = struct.Struct("<4sI")
-_MARK = b"SWI2"
-_Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
-_Own = list[tuple[str, str, tuple[_Whole, ...]]]
+_MAGIC = b"SWI2"
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+_OwnTensors = list[tuple[str, str, tuple[_Count, ...]]]
 
 
 def index_of(rank: int) -> str:
@@ -40,7 +40,7 @@ def write_rank_index(own: Sequence[Tensor], checksums: Iterable[int]) -> bytes:
     """
     text = msgspec.json.encode(own)
     return (
-        _HEAD.pack(_MARK, len(text)) + text + _little_endian(array.array("I", checksums)).tobytes()
+        _HEAD.pack(_MAGIC, len(text)) + text + _little_endian(array.array("I", checksums)).tobytes()
     )
 
 
@@ -56,7 +56,7 @@ def read_rank_index(data: bytes, rank: int, record: RankRecord, layout: Layout) 
     own, checksums = _parse(data)
     if any(one.name in layout.tensors for one in own):
         raise UntrustedError("has a tensor that the layout has too")
-    pieces = placed(layout.parts_of(rank, own), file_of(rank), record.head)
+    pieces = pieces_in_file(layout.parts_of(rank, own), file_of(rank), record.head)
     end = record.head + sum(piece.length for piece in pieces)
     if end != record.bytes:
         raise UntrustedError(f"has tensors that end at byte {end:,} of {record.bytes:,}")
@@ -68,9 +68,11 @@ def _parse(data: bytes) -> tuple[list[Tensor], Sequence[int]]:
     try:
         mark, length = _HEAD.unpack_from(data)
         end = _HEAD.size + length
-        if mark != _MARK or end > len(data) or (len(data) - end) % 4:
+        if mark != _MAGIC or end > len(data) or (len(data) - end) % 4:
             raise UntrustedError("is not an index of a rank")
-        own = [Tensor(*one) for one in msgspec.json.decode(data[_HEAD.size : end], type=_Own)]
+        own = [
+            Tensor(*one) for one in msgspec.json.decode(data[_HEAD.size : end], type=_OwnTensors)
+        ]
     except (struct.error, msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise UntrustedError(f"is not an index of a rank: {error}"[:200]) from None
     check_tensors(own)

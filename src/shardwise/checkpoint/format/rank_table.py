@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from shardwise.checkpoint.format.broken import check_bytes, reading
+from shardwise.checkpoint.format.broken import check_bytes, naming_broken_file
 from shardwise.checkpoint.format.checksum import crc32
 from shardwise.checkpoint.format.folder import Folder
 from shardwise.checkpoint.format.manifest import FileRecord
@@ -65,7 +65,7 @@ class RankTable:
         self._groups: dict[int, bytes] = {}
         head = -(-world // GROUP) * _CHECKSUM.size
         size = head + world * ROW_BYTES
-        with reading(NAME):
+        with naming_broken_file(NAME):
             if (listed.bytes, listed.head) != (size, head):
                 raise UntrustedError(f"has {listed.bytes:,} bytes, expected {size:,}")
             if (found := folder.size(NAME)) != size:
@@ -84,7 +84,7 @@ class RankTable:
         first, last = number * GROUP, min((number + 1) * GROUP, self._world) - 1
         size = (last + 1 - first) * ROW_BYTES
         (checksum,) = _CHECKSUM.unpack_from(self._head, number * _CHECKSUM.size)
-        with reading(NAME):
+        with naming_broken_file(NAME):
             data = self._read(len(self._head) + first * ROW_BYTES, size)
             check_bytes(data, size, checksum, f"(ranks {first:,} to {last:,})")
         return data

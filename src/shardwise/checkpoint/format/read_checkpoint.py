@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from shardwise.checkpoint.format import index_v1, layout, manifest, rank_index, rank_table
-from shardwise.checkpoint.format.broken import BrokenFileError, check_bytes, reading
+from shardwise.checkpoint.format.broken import BrokenFileError, check_bytes, naming_broken_file
 from shardwise.checkpoint.format.folder import Folder, read_file
 from shardwise.checkpoint.format.layout import Layout
 from shardwise.checkpoint.format.manifest import FileRecord, Manifest
 from shardwise.checkpoint.format.paths import UntrustedError
-from shardwise.checkpoint.format.pieces import Saved
+from shardwise.checkpoint.format.pieces import CheckpointContent
 from shardwise.checkpoint.format.rank_index import RankIndex
 from shardwise.checkpoint.format.rank_table import RankTable
 
@@ -32,7 +32,7 @@ def read_manifest(folder: Folder) -> Manifest:
     return _read(folder, manifest.NAME, _parse_manifest)
 
 
-def read_index_v1(folder: Folder, parsed: Manifest) -> Saved:
+def read_index_v1(folder: Folder, parsed: Manifest) -> CheckpointContent:
     """Read the index of a checkpoint in format 1; raise BrokenFileError if it is invalid."""
     return _read_listed(folder, parsed, index_v1.NAME, index_v1.read_index)
 
@@ -96,5 +96,5 @@ def _listed(parsed: Manifest, name: str) -> FileRecord:
 
 def _read(folder: Folder, name: str, parse: Callable[[bytes], T], most: int = 2**33) -> T:
     """Read and parse a file of at most `most` bytes; raise BrokenFileError."""
-    with reading(name):
+    with naming_broken_file(name):
         return parse(read_file(folder, name, most))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from shardwise.checkpoint.format.pieces import Part, Piece
 
 # The dtype names of safetensors.
-NAMES = {
+SAFETENSORS_DTYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
     "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
@@ -43,7 +43,7 @@ def safetensors_header(named: Mapping[str, Part], about: Mapping[str, str]) -> b
     at = 0
     for name, part in named.items():
         entries[name] = {
-            "dtype": NAMES[part.dtype],
+            "dtype": SAFETENSORS_DTYPES[part.dtype],
             "shape": list(part.sizes),
             "data_offsets": [at, at + part.length],
         }
@@ -53,7 +53,7 @@ def safetensors_header(named: Mapping[str, Part], about: Mapping[str, str]) -> b
     return len(text).to_bytes(8, "little") + text
 
 
-def placed(parts: Sequence[Part], file: str, start: int) -> list[Piece]:
+def pieces_in_file(parts: Sequence[Part], file: str, start: int) -> list[Piece]:
     """Parts with their position in a file whose data begins at byte `start`."""
     pieces = []
     for part in parts:

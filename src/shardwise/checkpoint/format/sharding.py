@@ -39,7 +39,7 @@ class Box(NamedTuple):
         return all(a < b + m and b < a + n for a, n, b, m in pairs)
 
 
-def whole(shape: Sequence[int]) -> Box:
+def full_box(shape: Sequence[int]) -> Box:
     """The box of a full tensor."""
     return Box((0,) * len(shape), tuple(shape))
 
@@ -55,7 +55,7 @@ def shard_of(axes: Axes, shape: Sequence[int], rank: int) -> Box:
     return Box(tuple(offsets), tuple(sizes))
 
 
-def problem_of(axes: Axes, dims: int, world: int) -> str:
+def division_problem(axes: Axes, dims: int, world: int) -> str:
     """Why axes cannot divide a tensor of `dims` dimensions on `world` ranks; empty if they can."""
     if any(not 0 <= dim < dims for dim, _, _ in axes):
         return f"divides a dimension beyond the {dims} of a tensor"

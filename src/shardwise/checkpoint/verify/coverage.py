@@ -6,14 +6,14 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from shardwise.checkpoint.format.pieces import Piece, Saved, Tensor
+from shardwise.checkpoint.format.pieces import CheckpointContent, Piece, Tensor
 
 # Every divided axis doubles the corners; meshes have at most three dimensions.
 _MOST_AXES = 8
-_BOTH = "pieces overlap and leave gaps"
+_OVERLAP_AND_GAPS = "pieces overlap and leave gaps"
 
 
-def problems_of(saved: Saved) -> Iterator[tuple[str, str]]:
+def problems_of(saved: CheckpointContent) -> Iterator[tuple[str, str]]:
     """Yield the name of each tensor that its pieces do not cover exactly, and the problem."""
     by_tensor: dict[str, list[Piece]] = {name: [] for name in saved.tensors}
     for piece in saved.pieces:
@@ -22,11 +22,11 @@ def problems_of(saved: Saved) -> Iterator[tuple[str, str]]:
         else:
             yield piece.tensor, "has a piece but is not a tensor of the checkpoint"
     for name, pieces in by_tensor.items():
-        if why := uncovered(saved.tensors[name], pieces):
+        if why := coverage_problem(saved.tensors[name], pieces):
             yield name, why
 
 
-def uncovered(tensor: Tensor, pieces: Sequence[Piece]) -> str:
+def coverage_problem(tensor: Tensor, pieces: Sequence[Piece]) -> str:
     """Why pieces do not cover a tensor exactly; empty if they do."""
     shape, rank = tensor.shape, len(tensor.shape)
     if len(pieces) == 1 and pieces[0].sizes == shape and not any(pieces[0].offsets):
@@ -42,10 +42,10 @@ def uncovered(tensor: Tensor, pieces: Sequence[Piece]) -> str:
         return "pieces overlap"
     if held < tensor.numel:
         return f"{tensor.numel - held:,} of {tensor.numel:,} elements are in no piece"
-    return _untiled(tensor, pieces) if held else ""
+    return _tiling_problem(tensor, pieces) if held else ""
 
 
-def _untiled(tensor: Tensor, pieces: Sequence[Piece]) -> str:
+def _tiling_problem(tensor: Tensor, pieces: Sequence[Piece]) -> str:
     """Why pieces that have as many elements as their tensor do not cover it; empty if they do.
 
     Compares corners: those of all pieces must cancel except those of the full tensor. How often
@@ -61,7 +61,7 @@ def _untiled(tensor: Tensor, pieces: Sequence[Piece]) -> str:
         at, axis = 0, axes[0]
         for begin, size in sorted((offsets[axis], sizes[axis]) for offsets, sizes, _ in boxes):
             if begin != at:
-                return _BOTH
+                return _OVERLAP_AND_GAPS
             at += size
         return ""
     signs = [math.prod(each) for each in itertools.product((1, -1), repeat=len(axes))]
@@ -74,4 +74,4 @@ def _untiled(tensor: Tensor, pieces: Sequence[Piece]) -> str:
                 corners[place] = value
             else:
                 del corners[place]
-    return _BOTH if corners else ""
+    return _OVERLAP_AND_GAPS if corners else ""

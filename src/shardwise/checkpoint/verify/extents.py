@@ -41,7 +41,7 @@ def arrange(pieces: Iterable[Piece], begin: int, size: int) -> Extents:
     return found
 
 
-def by_file(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
+def pieces_by_file(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
     """Pieces by the file that holds them."""
     found: dict[str, list[Piece]] = {}
     for piece in pieces:
@@ -49,17 +49,17 @@ def by_file(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
     return found
 
 
-def lost_with(pieces: Iterable[Piece]) -> str:
+def lost_tensors_words(pieces: Iterable[Piece]) -> str:
     """End of a sentence that names tensors lost with a missing file; empty without tensors."""
-    return f"; lost with it: {names}" if (names := _some(pieces)) else ""
+    return f"; lost with it: {names}" if (names := _tensors_words(pieces)) else ""
 
 
 def truncated_tensors(pieces: Iterable[Piece]) -> str:
     """End of a sentence that names truncated tensors; empty without tensors."""
-    return f"; truncated: {names}" if (names := _some(pieces)) else ""
+    return f"; truncated: {names}" if (names := _tensors_words(pieces)) else ""
 
 
-def _some(pieces: Iterable[Piece]) -> str:
+def _tensors_words(pieces: Iterable[Piece]) -> str:
     """Number of tensors and the name of one; only its name if there is one; empty if none."""
     names = sorted({piece.tensor for piece in pieces})
     return f"{len(names):,} tensors such as {names[0]}" if len(names) > 1 else "".join(names)

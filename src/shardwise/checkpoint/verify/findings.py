@@ -25,7 +25,7 @@ class Finding(NamedTuple):
         return ": ".join(part for part in (self.file, self.tensor, self.why) if part)
 
 
-class Checked(NamedTuple):
+class CheckedCheckpoint(NamedTuple):
     """The result of verifying a checkpoint.
 
     `files` and `tensors` are numbers; `bytes` were compared with a checksum.

@@ -11,40 +11,47 @@ from typing import NamedTuple
 from shardwise.checkpoint.foreign import metadata, safetensors
 from shardwise.checkpoint.format import index_v1, layout, manifest
 from shardwise.checkpoint.format.folder import Folder, LocalFolder, find_folder, is_remote
-from shardwise.checkpoint.format.place import step_of
-from shardwise.checkpoint.format.run_folder import place_of_run
+from shardwise.checkpoint.format.run_folder import storage_of_run
+from shardwise.checkpoint.format.storage import step_of
 from shardwise.checkpoint.verify.dcp import check_torch
-from shardwise.checkpoint.verify.findings import Checked, Finding, Kind, Progress
+from shardwise.checkpoint.verify.findings import CheckedCheckpoint, Finding, Kind, Progress
 from shardwise.checkpoint.verify.shardwise import check_shardwise
 from shardwise.spec.record import SpecError
 
-__all__ = ["Checked", "Finding", "Found", "check", "find_checkpoints", "kind_of"]
+__all__ = [
+    "CheckedCheckpoint",
+    "Finding",
+    "FoundCheckpoints",
+    "find_checkpoints",
+    "kind_of",
+    "verify_checkpoint",
+]
 
 
-class Found(NamedTuple):
+class FoundCheckpoints(NamedTuple):
     """Checkpoints, oldest first, and the names of incomplete ones, which are not verified."""
 
     folders: list[Folder]
     incomplete: list[str]
 
 
-def find_checkpoints(url: str) -> Found:
+def find_checkpoints(url: str) -> FoundCheckpoints:
     """The checkpoint at a path or URL, or all checkpoints of a run; SpecError if there is none."""
     path = Path(url)
     if not is_remote(url):
         if path.is_file() and path.suffix == safetensors.SUFFIX:
-            return Found([safetensors.LinkedFolder(path.parent, path.name)], [])
+            return FoundCheckpoints([safetensors.LinkedFolder(path.parent, path.name)], [])
         if not path.is_dir():
             if not path.exists():
                 raise SpecError(f"fsck: {url} does not exist; give a checkpoint or a run folder")
             raise SpecError(f"fsck: {url} is neither a folder nor a .safetensors file")
     folder = find_folder(url)
     if kind_of(folder) is not None:
-        return Found([folder], [])
-    place = place_of_run(url)
+        return FoundCheckpoints([folder], [])
+    place = storage_of_run(url)
     incomplete = [] if is_remote(place.url) else _incomplete(Path(place.url))
     if steps := place.steps():
-        return Found([place.folder(step) for step in steps], incomplete)
+        return FoundCheckpoints([place.folder(step) for step in steps], incomplete)
     if incomplete:
         raise SpecError(
             f"fsck: {place.url} has no complete checkpoint, only {incomplete[0]}; "
@@ -76,9 +83,9 @@ def kind_of(folder: Folder) -> Kind | None:
     return None
 
 
-def check(
+def verify_checkpoint(
     folder: Folder, progress: Progress = lambda _: None, processes: int | None = None
-) -> Checked:
+) -> CheckedCheckpoint:
     """Verify every byte that has a checksum; raise SpecError if there is no checkpoint.
 
     `progress` is called with the bytes read since the last call. At most `processes` read; None:

@@ -26,7 +26,7 @@ from shardwise.checkpoint.format.read_checkpoint import (
 )
 from shardwise.checkpoint.format.shard import file_of
 from shardwise.checkpoint.format.sharding import Box
-from shardwise.checkpoint.verify.coverage import problems_of, uncovered
+from shardwise.checkpoint.verify.coverage import coverage_problem, problems_of
 
 
 class Checkpoint(Protocol):
@@ -129,7 +129,7 @@ def listed_problems(layout: Layout) -> Iterator[tuple[str, str]]:
     A rule always covers its tensor.
     """
     for name, (tensor, listed) in layout.listed.items():
-        if why := uncovered(tensor, [Piece(name, *box, "", 0, 0) for _, box in listed]):
+        if why := coverage_problem(tensor, [Piece(name, *box, "", 0, 0) for _, box in listed]):
             yield name, why
 
 

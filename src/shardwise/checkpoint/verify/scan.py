@@ -37,7 +37,7 @@ class Block(NamedTuple):
     crc32: int
 
 
-class Archive(NamedTuple):
+class ArchiveEntry(NamedTuple):
     """Bytes of a file that torch wrote for a tensor or another object.
 
     `holds` is the size of the tensor in bytes; None for another object.
@@ -54,7 +54,7 @@ class Task(NamedTuple):
 
     url: str
     file: str
-    parts: Sequence[Block | Archive]
+    parts: Sequence[Block | ArchiveEntry]
 
     @property
     def bytes(self) -> int:
@@ -82,7 +82,7 @@ def scan(
     else:
         count = (processes or _cores()) if total >= _MIN_PARALLEL else 1
     most = min(_MOST_TASK, max(_LEAST_TASK, total // (8 * count)))
-    tasks = (part for task in work for part in _cut(task, most))
+    tasks = (part for task in work for part in _divide(task, most))
     if count < 2:
         for task in tasks:
             yield from _read(folder, task)
@@ -93,12 +93,14 @@ def scan(
         for task in tasks:
             started.append((task, pool.submit(_read_in_process, task)))
             if len(started) > 4 * count:
-                yield from _finish(*started.popleft(), progress)
+                yield from _await_findings(*started.popleft(), progress)
         while started:
-            yield from _finish(*started.popleft(), progress)
+            yield from _await_findings(*started.popleft(), progress)
 
 
-def _finish(task: Task, reading: Future[list[Finding]], progress: Progress) -> list[Finding]:
+def _await_findings(
+    task: Task, reading: Future[list[Finding]], progress: Progress
+) -> list[Finding]:
     """Wait until a task was read, and report its bytes to `progress`; return its findings."""
     found = reading.result()
     progress(task.bytes)
@@ -118,9 +120,9 @@ def _pool(remote: bool, count: int) -> Executor:
     return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("forkserver"))
 
 
-def _cut(task: Task, most: int) -> Iterator[Task]:
+def _divide(task: Task, most: int) -> Iterator[Task]:
     """Divide a task into tasks of at most `most` bytes; a part is never divided."""
-    parts: list[Block | Archive] = []
+    parts: list[Block | ArchiveEntry] = []
     held = 0
     for part in task.parts:
         if parts and held + part.length > most:
@@ -150,10 +152,10 @@ def _read(folder: Folder, task: Task) -> Iterator[Finding]:
         yield Finding("broken", task.file, "", str(error))
 
 
-def _compare(window: Window, file: str, parts: Sequence[Block | Archive]) -> Iterator[Finding]:
+def _compare(window: Window, file: str, parts: Sequence[Block | ArchiveEntry]) -> Iterator[Finding]:
     """Yield a finding for each part of a file that differs from its checksum."""
     for part in parts:
-        if isinstance(part, Archive):
+        if isinstance(part, ArchiveEntry):
             for severity, why in check_archive(window, part.start, part.length, part.holds):
                 yield Finding(severity, file, part.tensor, why)
             continue

@@ -21,8 +21,13 @@ from shardwise.checkpoint.format.read_checkpoint import (
 )
 from shardwise.checkpoint.format.shard import file_of
 from shardwise.checkpoint.verify.coverage import problems_of
-from shardwise.checkpoint.verify.extents import arrange, by_file, lost_with, truncated_tensors
-from shardwise.checkpoint.verify.findings import Checked, Finding, Progress
+from shardwise.checkpoint.verify.extents import (
+    arrange,
+    lost_tensors_words,
+    pieces_by_file,
+    truncated_tensors,
+)
+from shardwise.checkpoint.verify.findings import CheckedCheckpoint, Finding, Progress
 from shardwise.checkpoint.verify.opened import head_record, listed_problems
 from shardwise.checkpoint.verify.scan import Block, Task, blocks_of, scan
 
@@ -40,7 +45,7 @@ class _Contents(NamedTuple):
     is_listed: Callable[[str], bool]
 
 
-def check_shardwise(folder: Folder, progress: Progress, processes: int | None) -> Checked:
+def check_shardwise(folder: Folder, progress: Progress, processes: int | None) -> CheckedCheckpoint:
     """Verify a checkpoint of either format; `processes` None reads with one process per core."""
     findings: list[Finding] = []
     contents, files = _Contents(0, 0, 0, iter(()), lambda _: True), 0
@@ -61,8 +66,8 @@ def check_shardwise(folder: Folder, progress: Progress, processes: int | None) -
                 yield task
 
     different = list(scan(folder, tasks(), contents.bytes, progress, processes))
-    findings += [*different, *_unlisted(folder, contents.is_listed)]
-    return Checked(
+    findings += [*different, *_unlisted_files(folder, contents.is_listed)]
+    return CheckedCheckpoint(
         folder.url, "shardwise", files + contents.files, contents.tensors, read_bytes, findings
     )
 
@@ -73,11 +78,11 @@ def _contents_v1(folder: Folder, parsed: Manifest, findings: list[Finding]) -> _
     findings += (
         Finding("broken", index_v1.NAME, tensor, why) for tensor, why in problems_of(saved)
     )
-    pieces = by_file(saved.pieces)
+    pieces = pieces_by_file(saved.pieces)
     records = [record for record in parsed.files if record.name != index_v1.NAME]
     files = [(record, pieces.pop(record.name, [])) for record in records]
     for file, lost in pieces.items():
-        why = f"is not in {manifest.NAME}{lost_with(lost)}"
+        why = f"is not in {manifest.NAME}{lost_tensors_words(lost)}"
         findings.append(Finding("broken", file[:200], "", why))
     named = {manifest.NAME, *(record.name for record in parsed.files)}
     total = sum(record.bytes for record in records)
@@ -127,10 +132,10 @@ def _task(
     try:
         size = folder.size(record.name)
     except FileNotFoundError:
-        broken(f"is missing{lost_with(pieces)}")
+        broken(f"is missing{lost_tensors_words(pieces)}")
         return None
     except (UntrustedError, OSError) as error:
-        broken(f"{error}{lost_with(pieces)}")
+        broken(f"{error}{lost_tensors_words(pieces)}")
         return None
     extents = arrange(pieces, record.head, size)
     if size != record.bytes:
@@ -149,7 +154,7 @@ def _task(
     return Task(folder.url, record.name, [*head, *blocks])
 
 
-def _unlisted(folder: Folder, is_listed: Callable[[str], bool]) -> Iterator[Finding]:
+def _unlisted_files(folder: Folder, is_listed: Callable[[str], bool]) -> Iterator[Finding]:
     """Yield findings on files that are not part of the checkpoint."""
     for name in folder.names():
         if is_listed(name):

@@ -17,7 +17,7 @@ from shardwise.observe.file.trace import Ints
 from shardwise.observe.rank.calls import bus_bandwidth
 from shardwise.observe.rank.summary import RankSummary
 from shardwise.observe.rank.units import GATHER_BACKWARD
-from shardwise.observe.ranks import Joined
+from shardwise.observe.ranks import JoinedCollectives
 from shardwise.observe.rules import Thresholds
 from shardwise.observe.summary import Summary
 from shardwise.spec.cluster import ClusterSpec
@@ -170,8 +170,8 @@ def _per_step(ranks: list[RankSummary], spent: list[Ints]) -> float:
     return mean([rank.per_step(int(one.sum())) for rank, one in zip(ranks, spent, strict=True)])
 
 
-def waiting(
-    summary: Summary, joined: Joined, stalls: list[Stalls], limits: Thresholds
+def waiting_verdicts(
+    summary: Summary, joined: JoinedCollectives, stalls: list[Stalls], limits: Thresholds
 ) -> Iterator[Verdict]:
     """Yield the verdict on waiting for other ranks: a few stragglers, or all ranks in turn."""
     straggler = straggler_of(summary, joined, stalls, limits)
@@ -188,7 +188,7 @@ def waiting(
     )
 
 
-def late(ranks: list[RankSummary], stalls: list[Stalls]) -> Iterator[Verdict]:
+def late_gather_verdicts(ranks: list[RankSummary], stalls: list[Stalls]) -> Iterator[Verdict]:
     """Yield a verdict on all-gathers that could have started earlier, if there are any.
 
     It counts the all-gathers of the rank that loses most time by this.
@@ -207,7 +207,7 @@ def late(ranks: list[RankSummary], stalls: list[Stalls]) -> Iterator[Verdict]:
         )
 
 
-def queued(ranks: list[RankSummary], stalls: list[Stalls]) -> Iterator[Verdict]:
+def queued_gather_verdicts(ranks: list[RankSummary], stalls: list[Stalls]) -> Iterator[Verdict]:
     """Yield a verdict on all-gathers that waited for a reduce-scatter, if there are any."""
     gathers = max(
         rank.per_step(int((one.queued_ns > 0).sum()))
@@ -218,7 +218,9 @@ def queued(ranks: list[RankSummary], stalls: list[Stalls]) -> Iterator[Verdict]:
         yield QueuedGathers(saves_ns=saves, gathers=gathers)
 
 
-def small(ranks: list[RankSummary], stalls: list[Stalls], limits: Thresholds) -> Iterator[Verdict]:
+def small_message_verdicts(
+    ranks: list[RankSummary], stalls: list[Stalls], limits: Thresholds
+) -> Iterator[Verdict]:
     """Yield a verdict on messages dominated by latency, if there are any.
 
     It counts the messages of the rank that loses most time by this.
@@ -237,7 +239,7 @@ def small(ranks: list[RankSummary], stalls: list[Stalls], limits: Thresholds) ->
         )
 
 
-def slow(
+def slow_link_verdicts(
     summary: Summary, stalls: list[Stalls], limits: Thresholds, cluster: ClusterSpec | None
 ) -> Iterator[Verdict]:
     """Yield verdicts on the remaining exposed time of each operation.

@@ -130,7 +130,7 @@ class SlowMatmuls(Verdict):
 # ---- find the verdicts of a run --------------------------------------------------------------
 
 
-def idle(ranks: list[RankSummary]) -> Iterator[Verdict]:
+def idle_verdicts(ranks: list[RankSummary]) -> Iterator[Verdict]:
     """Yield a verdict per cause of idle time."""
     for cause, field in IDLE_FIELDS.items():
         spent = [getattr(rank.host.idle, field) for rank in ranks]
@@ -151,14 +151,14 @@ def idle(ranks: list[RankSummary]) -> Iterator[Verdict]:
         )
 
 
-def copies(ranks: list[RankSummary]) -> Iterator[Verdict]:
+def copy_verdicts(ranks: list[RankSummary]) -> Iterator[Verdict]:
     """Yield a verdict on copies that nothing overlaps with, if there are any."""
     saves = mean([rank.per_step(rank.profiled.exposed_copy_ns) for rank in ranks])
     if saves:
         yield ExposedCopies(saves_ns=saves, on_cpu=any(rank.on_cpu for rank in ranks))
 
 
-def matmuls(
+def matmul_verdicts(
     ranks: list[RankSummary], limits: Thresholds, cluster: ClusterSpec
 ) -> Iterator[Verdict]:
     """Yield a verdict if the slowest rank's matmuls stay below the expected share of the peak."""

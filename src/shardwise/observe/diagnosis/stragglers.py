@@ -12,7 +12,7 @@ from shardwise.observe.diagnosis.stalls import Stalls
 from shardwise.observe.diagnosis.verdict import Health, Verdict, duration, listed
 from shardwise.observe.file.trace import Ints
 from shardwise.observe.rank.summary import RankSummary
-from shardwise.observe.ranks import Joined
+from shardwise.observe.ranks import JoinedCollectives
 from shardwise.observe.rules import Thresholds
 from shardwise.observe.summary import Summary
 from shardwise.step.words import capital, percent
@@ -160,6 +160,7 @@ class RanksOutOfStep(Verdict):
     fix = "give every rank the same number of tokens, and every process its own CPU cores"
 
     def evidence(self, period: str) -> str:
+        """Sentence: how many collectives of the trace `latest_rank` joins last; no full stop."""
         return (
             f"No single rank is consistently late: {self.latest_rank} arrives last most often, in "
             f"{self.last_to_arrive:,} of {self.collectives:,} collectives with waiting"
@@ -169,7 +170,9 @@ class RanksOutOfStep(Verdict):
 # ---- find the stragglers of a run ------------------------------------------------------------
 
 
-def caused_waiting(summary: Summary, joined: Joined, stalls: list[Stalls]) -> list[float]:
+def caused_waiting(
+    summary: Summary, joined: JoinedCollectives, stalls: list[Stalls]
+) -> list[float]:
     """Exposed waiting that each rank causes on the average other rank, in nanoseconds per step."""
     ranks = summary.ranks
     exposed = np.zeros(len(joined.call), dtype=np.float64)
@@ -182,7 +185,7 @@ def caused_waiting(summary: Summary, joined: Joined, stalls: list[Stalls]) -> li
 
 
 def straggler_of(
-    summary: Summary, joined: Joined, stalls: list[Stalls], limits: Thresholds
+    summary: Summary, joined: JoinedCollectives, stalls: list[Stalls], limits: Thresholds
 ) -> Straggler | None:
     """The verdict on the few ranks for which the others wait; None if there are none.
 
@@ -198,7 +201,7 @@ def straggler_of(
 
 
 def _by_waiting(
-    summary: Summary, joined: Joined, caused: list[float], limits: Thresholds
+    summary: Summary, joined: JoinedCollectives, caused: list[float], limits: Thresholds
 ) -> Straggler | None:
     """The verdict on the ranks that cause most of the waiting; None if they are not few.
 
@@ -211,15 +214,17 @@ def _by_waiting(
     if by_few < needed * sum(caused) or len(few) == len(ranks):
         return None
     others = [rank for i, rank in enumerate(ranks) if i not in few]
-    reasons = {i: max(REASONS, key=lambda c: _excess(ranks[i], others, c)) for i in few}
-    late = [_late(summary, joined, i, others, reasons[i]) for i in few]
+    reasons = {i: max(REASONS, key=lambda c: _excess_ns(ranks[i], others, c)) for i in few}
+    late = [_late_rank(summary, joined, i, others, reasons[i]) for i in few]
     found = _straggler(summary, joined, few, sum(caused[i] for i in few), late)
     # In a few noisy steps it may be chance which rank is late.
     is_chance = not found.every_step and 1 < len(ranks[few[0]].steps) < ENOUGH_STEPS
     return None if is_chance else found
 
 
-def _by_steady_excess(summary: Summary, joined: Joined, caused: list[float]) -> Straggler | None:
+def _by_steady_excess(
+    summary: Summary, joined: JoinedCollectives, caused: list[float]
+) -> Straggler | None:
     """The verdict on ranks that cause more waiting than average and are slower in every step.
 
     None if the rank that causes most waiting is not among them.
@@ -239,8 +244,8 @@ def _by_steady_excess(summary: Summary, joined: Joined, caused: list[float]) -> 
         return None
     few = [*reasons] if len(reasons) < len(ranks) else order[:1]
     others = [rank for i, rank in enumerate(ranks) if i not in few]
-    saves = sum(min(caused[i], _excess(ranks[i], others, reasons[i])) for i in few)
-    late = [_late(summary, joined, i, others, reasons[i]) for i in few]
+    saves = sum(min(caused[i], _excess_ns(ranks[i], others, reasons[i])) for i in few)
+    late = [_late_rank(summary, joined, i, others, reasons[i]) for i in few]
     return _straggler(summary, joined, few, saves, late)
 
 
@@ -249,9 +254,9 @@ def _worst_first(caused: list[float]) -> list[int]:
     return sorted(range(len(caused)), key=lambda index: -caused[index])
 
 
-def _late(
+def _late_rank(
     summary: Summary,
-    joined: Joined,
+    joined: JoinedCollectives,
     index: int,
     others: list[RankSummary],
     reason: StragglerReason,
@@ -280,7 +285,11 @@ def _average(rank: RankSummary, reason: StragglerReason) -> float:
 
 
 def _straggler(
-    summary: Summary, joined: Joined, few: list[int], saves_ns: float, late: list[LateRank]
+    summary: Summary,
+    joined: JoinedCollectives,
+    few: list[int],
+    saves_ns: float,
+    late: list[LateRank],
 ) -> Straggler:
     """The verdict on the ranks with indices `few`; `late` describes them in the same order."""
     ranks = summary.ranks
@@ -306,10 +315,12 @@ def _median_spent(
     rank: RankSummary, others: list[RankSummary], reason: StragglerReason
 ) -> tuple[float, float]:
     """Median nanoseconds per step that a rank, and that the other ranks, spend on `reason`."""
-    return median(_spent(rank, reason)), median(median(_spent(one, reason)) for one in others)
+    return median(_time_spent(rank, reason)), median(
+        median(_time_spent(one, reason)) for one in others
+    )
 
 
-def _excess(rank: RankSummary, others: list[RankSummary], reason: StragglerReason) -> float:
+def _excess_ns(rank: RankSummary, others: list[RankSummary], reason: StragglerReason) -> float:
     """Nanoseconds per step that a rank spends on `reason` beyond the median of the others."""
     mine, theirs = _median_spent(rank, others, reason)
     return mine - theirs
@@ -322,15 +333,15 @@ def _smallest_excess(
 
     0 with fewer than two steps, or if other ranks have fewer steps.
     """
-    mine = _spent(rank, reason)
-    theirs = list(zip(*(_spent(one, reason) for one in others), strict=False))
+    mine = _time_spent(rank, reason)
+    theirs = list(zip(*(_time_spent(one, reason) for one in others), strict=False))
     if len(mine) < MIN_STEPS or len(theirs) < len(mine):
         return 0.0
     excess: list[float] = [own - median(step) for own, step in zip(mine, theirs, strict=False)]
     return min(excess)
 
 
-def _spent(rank: RankSummary, reason: StragglerReason) -> list[float]:
+def _time_spent(rank: RankSummary, reason: StragglerReason) -> list[float]:
     """Nanoseconds that a rank spends on `reason` in each step.
 
     One value for the full trace where no step is marked. For "host" this is idle time without

@@ -43,14 +43,14 @@ def verdicts_of(
     stalls = [stalls_of(*pair, limits) for pair in zip(ranks, transfers, strict=True)]
     verdicts: list[Verdict] = []
     if joined is not None:
-        verdicts += communication.waiting(summary, joined, stalls, limits)
-    verdicts += communication.late(ranks, stalls)
-    verdicts += communication.queued(ranks, stalls)
-    verdicts += communication.small(ranks, stalls, limits)
-    verdicts += communication.slow(summary, stalls, limits, cluster)
-    verdicts += device.idle(ranks)
-    verdicts += device.copies(ranks)
+        verdicts += communication.waiting_verdicts(summary, joined, stalls, limits)
+    verdicts += communication.late_gather_verdicts(ranks, stalls)
+    verdicts += communication.queued_gather_verdicts(ranks, stalls)
+    verdicts += communication.small_message_verdicts(ranks, stalls, limits)
+    verdicts += communication.slow_link_verdicts(summary, stalls, limits, cluster)
+    verdicts += device.idle_verdicts(ranks)
+    verdicts += device.copy_verdicts(ranks)
     if cluster is not None:
-        verdicts += device.matmuls(ranks, limits, cluster)
+        verdicts += device.matmul_verdicts(ranks, limits, cluster)
     smallest = limits.least * health.step_ns
     return sorted((v for v in verdicts if v.saves_ns >= smallest), key=lambda v: -v.saves_ns)

@@ -18,7 +18,7 @@ _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 # An absolute time in microseconds with a fraction has more digits than a float.
 _LONG_TIME = re.compile(rb'"ts"\s*:\s*[0-9]{16,}\.[0-9]')
 # Number of ends to try before a batch is decoded event by event.
-_TRIES = 20
+_MAX_TRIES = 20
 # Limit of one event, and of the JSON before and after the events.
 LONGEST = 8 << 20
 # Bytes that may fail to decode, in addition to four times the bytes read: an event that contains
@@ -105,7 +105,7 @@ class EventReader:
         for chunk in self._chunks:
             rest += chunk
             self._read += len(chunk)
-            batch, rest, ended = self._take(rest)
+            batch, rest, ended = self._decode_complete(rest)
             if batch:
                 yield batch
             if ended:
@@ -123,7 +123,7 @@ class EventReader:
                 return
         tail = bytes(rest)
         if not ended:
-            batch, tail = self._last(bytes(rest[1:]))
+            batch, tail = self._decode_end(bytes(rest[1:]))
             if batch:
                 yield batch
         self._read_about(head, tail)
@@ -147,7 +147,7 @@ class EventReader:
         self.problems.append("it has no list of trace events")
         return None, b""
 
-    def _take(self, text: bytearray) -> tuple[list[AnyEvent], bytearray, bool]:
+    def _decode_complete(self, text: bytearray) -> tuple[list[AnyEvent], bytearray, bool]:
         """Decode all complete events.
 
         Returns the events, the remaining text, and whether the list has ended.
@@ -155,7 +155,7 @@ class EventReader:
         ends = [m.start() + 1 for m in _SEPARATOR.finditer(text, max(0, len(text) - (1 << 16)))]
         if not ends:
             ends = [m.start() + 1 for m in _SEPARATOR.finditer(text)]
-        for end in reversed(ends[-_TRIES:]):
+        for end in reversed(ends[-_MAX_TRIES:]):
             # Close the list in place: copying the text would take a third of the decoding time.
             replaced = text[end]
             text[end] = ord("]")
@@ -168,7 +168,7 @@ class EventReader:
         if not ends:
             return [], text, False
         # The list ends before these separators, or an event is malformed.
-        events, left, ended = self._take_one_by_one(bytes(text[1:]))
+        events, left, ended = self._decode_one_by_one(bytes(text[1:]))
         return events, bytearray(left if ended else b"[" + left), ended
 
     def _decode(self, text: bytes) -> list[AnyEvent] | None:
@@ -188,7 +188,7 @@ class EventReader:
         """Whether more bytes failed to decode than may fail."""
         return self._failed > MAX_FAILED + 4 * self._read
 
-    def _take_one_by_one(self, text: bytes) -> tuple[list[AnyEvent], bytes, bool]:
+    def _decode_one_by_one(self, text: bytes) -> tuple[list[AnyEvent], bytes, bool]:
         """Decode event by event, skipping malformed ones; stop where the list ends.
 
         Returns the events, the remaining text, and whether the list ended.
@@ -214,14 +214,14 @@ class EventReader:
             segment = following
         return events, text[begin:], False
 
-    def _last(self, text: bytes) -> tuple[list[AnyEvent], bytes]:
+    def _decode_end(self, text: bytes) -> tuple[list[AnyEvent], bytes]:
         """The events before the closing bracket of the list, and the text after the bracket."""
         closings = [m.start() for m in re.finditer(rb"\]", text)]
-        for end in reversed(closings[-_TRIES * 4 :]):
+        for end in reversed(closings[-_MAX_TRIES * 4 :]):
             decoded = self._decode(text[:end])
             if decoded is not None:
                 return decoded, text[end + 1 :]
-        events, rest, ended = self._take_one_by_one(text + b",{")
+        events, rest, ended = self._decode_one_by_one(text + b",{")
         if not ended:
             if not events:
                 self.problems.append("its list of events cannot be read")

@@ -125,7 +125,7 @@ class _Codes(dict[Any, int]):
         return np.fromiter(map(self.__getitem__, values), dtype=np.int32)
 
 
-def _number(value: Any) -> int:
+def _integer(value: Any) -> int:
     """An integer, possibly written as text; -1 for anything else."""
     try:
         number = int(value)
@@ -134,7 +134,7 @@ def _number(value: Any) -> int:
     return number if -(2**63) <= number < 2**63 else _NONE
 
 
-def _numbers(values: list[Any]) -> Ints:
+def _integers(values: list[Any]) -> Ints:
     """Array of integers; -1 for a value that is not an integer."""
     try:
         found = np.asarray(values)
@@ -142,13 +142,13 @@ def _numbers(values: list[Any]) -> Ints:
         found = np.empty(0)
     if found.dtype.kind == "i" and found.shape == (len(values),):
         return found.astype(np.int64)
-    return np.asarray([_number(value) for value in values], dtype=np.int64)
+    return np.asarray([_integer(value) for value in values], dtype=np.int64)
 
 
-def _placed(rows: Ints, values: list[Any], count: int) -> Ints:
+def _scatter(rows: Ints, values: list[Any], count: int) -> Ints:
     """Array of `count` integers: `values` at the indices `rows`, -1 at all others."""
     column = np.full(count, _NONE, dtype=np.int64)
-    column[rows] = _numbers(values)
+    column[rows] = _integers(values)
     return column
 
 
@@ -210,14 +210,14 @@ class _Columns:
             "thread": code(map(_THREAD, kept)),
             "start_ns": start,
             "end_ns": start + duration,
-            "device": _numbers([a.device for a in args]).astype(np.int32),
-            "correlation": _numbers([a.correlation for a in args]),
+            "device": _integers([a.device for a in args]).astype(np.int32),
+            "correlation": _integers([a.correlation for a in args]),
         }
         # Only device rows have a stream and bytes.
         rows = np.flatnonzero(part["device"] >= 0)
         on_device = [args[row] for row in rows.tolist()]
-        part["stream"] = _placed(rows, [a.stream for a in on_device], len(args)).astype(np.int32)
-        part["moved"] = _placed(rows, [a.bytes for a in on_device], len(args))
+        part["stream"] = _scatter(rows, [a.stream for a in on_device], len(args)).astype(np.int32)
+        part["moved"] = _scatter(rows, [a.bytes for a in on_device], len(args))
         self._add_collectives(args)
         if list(map(_SHAPES, args)).count(_NO_ARGS.shapes) < len(args):
             for row, (event, a) in enumerate(zip(kept, args, strict=True)):
@@ -245,8 +245,8 @@ class _Columns:
             return
         when, _ = _nanoseconds(events)
         args = [event.args or _NO_ARGS for event in events]
-        held = _numbers([a.allocated for a in args])
-        points = np.stack([when, held, _numbers([a.memory_of for a in args])])
+        held = _integers([a.allocated for a in args])
+        points = np.stack([when, held, _integers([a.memory_of for a in args])])
         self.memory.append(points[:, (when >= 0) & (held >= 0)])
         self._other_bytes += self.memory[-1].nbytes
 
@@ -265,8 +265,8 @@ class _Columns:
                 "dtype": self.codes.of(a.dtype for a in found),
                 "group": self.codes.of(_group_name(a) for a in found),
                 "group_ranks": self.codes.of(a.group_ranks for a in found),
-                "group_size": _numbers([_number(a.group_size) for a in found]),
-                "elements": _numbers([max(_number(a.sent), _number(a.received)) for a in found]),
+                "group_size": _integers([_integer(a.group_size) for a in found]),
+                "elements": _integers([max(_integer(a.sent), _integer(a.received)) for a in found]),
             }
         )
 
@@ -317,20 +317,20 @@ def _nanoseconds(events: list[AnyEvent]) -> tuple[Ints, Ints]:
     if not events or isinstance(events[0].ts, float):
         columns = ([e.ts for e in events], [e.dur for e in events])
         start, duration = (np.asarray(column, dtype=np.float64) for column in columns)
-        return _rounded(start), _rounded(duration)
+        return _times_ns(start), _times_ns(duration)
     thousand = Decimal(1000)
     return (
-        np.asarray([_rounded_one(e.ts * thousand) for e in events], dtype=np.int64),  # type: ignore[operator]
-        np.asarray([_rounded_one((e.dur if e.dur is not None else -1) * thousand) for e in events]),  # type: ignore[operator]
+        np.asarray([_time_ns(e.ts * thousand) for e in events], dtype=np.int64),  # type: ignore[operator]
+        np.asarray([_time_ns((e.dur if e.dur is not None else -1) * thousand) for e in events]),  # type: ignore[operator]
     )
 
 
-def _rounded_one(value: Any) -> int:
+def _time_ns(value: Any) -> int:
     """A time in whole nanoseconds; -1 if it is not a time."""
     return round(value) if 0 <= value < 2**62 else _NONE
 
 
-def _rounded(microseconds: npt.NDArray[np.float64]) -> Ints:
+def _times_ns(microseconds: npt.NDArray[np.float64]) -> Ints:
     """Microseconds as whole nanoseconds; -1 where a value is not a time.
 
     The fraction is converted apart: multiplying by 1000 would round the integer part.

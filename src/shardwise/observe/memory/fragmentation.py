@@ -46,12 +46,12 @@ def fragmentation_of(
         if peak.reserved_bytes is None
         else peak.reserved_bytes - peak.allocated_bytes,
         out_of_memory=sum(event.action == "oom" for event in device.events),
-        retries=retries(device.events, stacks),
+        retries=count_retries(device.events, stacks),
         expandable=expandable,
     )
 
 
-def retries(events: Sequence[Event], stacks: Sequence[Sequence[Frame]]) -> int:
+def count_retries(events: Sequence[Event], stacks: Sequence[Sequence[Frame]]) -> int:
     """Number of times the device was full and the allocator freed cached segments to retry.
 
     A retry frees several segments and allocates one right after; `empty_cache` frees segments too,

@@ -26,9 +26,11 @@ _BACKWARD_FILES = re.compile(r"(^|/)torch/(_tensor|autograd/\w+|utils/checkpoint
 _BACKWARD_FUNCTIONS = {"backward", "_engine_run_backward", "_make_grads", "grad", "unpack_hook",
                        "recompute_fn"}  # fmt: skip
 _MODULES = re.compile(r"(^|/)torch/nn/(modules/\w+|functional|init|parameter)\.py$")
-_BUILDING = {"__init__", "_apply", "convert", "to_empty", "reset_parameters", "load_state_dict",
-             "_load_from_state_dict", "__new__"}  # fmt: skip
-_LOADING = {"from_pretrained", "_load_pretrained_model", "load_checkpoint_and_dispatch"}
+_BUILDING_FUNCTIONS = {
+    *("__init__", "__new__", "_apply", "convert", "to_empty"),
+    *("reset_parameters", "load_state_dict", "_load_from_state_dict"),
+}
+_LOADING_FUNCTIONS = {"from_pretrained", "_load_pretrained_model", "load_checkpoint_and_dispatch"}
 _WRAPPERS = {"forward", "wrapper", "_call_impl", "fsdp_hook_wrapper"}
 _LAUNCHERS = ("/elastic/", "/launcher/", "/run.py", "/checkpoint_wrapper.py")
 _LOSS = re.compile(r"cross_entropy|CrossEntropy|log_softmax|LogSoftmax|nll_loss|NllLoss")
@@ -88,7 +90,7 @@ def _is_collective(stack: Sequence[Frame]) -> bool:
     return any(
         _DISTRIBUTED.search(f.file) or any(word in f.function for word in _COLLECTIVE_NAMES)
         for f in stack
-        if not _wraps(f)
+        if not _is_wrapper(f)
     )
 
 
@@ -108,7 +110,8 @@ def _is_backward(stack: Sequence[Frame]) -> bool:
 def _is_building(stack: Sequence[Frame]) -> bool:
     """Whether the stack builds a module, moves it or loads its weights."""
     return any(
-        f.function in _LOADING or (f.function in _BUILDING and _MODULES.search(f.file))
+        f.function in _LOADING_FUNCTIONS
+        or (f.function in _BUILDING_FUNCTIONS and _MODULES.search(f.file))
         for f in stack
     )
 
@@ -127,7 +130,7 @@ _RULES: tuple[tuple[str, Callable[[Sequence[Frame]], bool]], ...] = (
 )
 
 
-def _wraps(frame: Frame) -> bool:
+def _is_wrapper(frame: Frame) -> bool:
     """Whether a frame only wraps user code: FSDP's hooks, torchrun's launcher."""
     in_distributed = "torch/distributed/" in frame.file
     return in_distributed and (

@@ -11,12 +11,14 @@ from shardwise.observe.memory.frames import Owner, owner_of
 from shardwise.observe.memory.record import Holder, Share
 from shardwise.observe.memory.timeline import Allocation
 
-BEFORE = Owner(None, None, "allocated before the recording", "not recorded", in_loss=False)
-NAMELESS = Owner(None, None, "no stack recorded", "unknown", in_loss=False)
+ALLOCATED_BEFORE = Owner(
+    None, None, "allocated before the recording", "not recorded", in_loss=False
+)
+WITHOUT_STACK = Owner(None, None, "no stack recorded", "unknown", in_loss=False)
 _ENGINE = "torch::autograd::Engine::evaluate_function"
 
 
-class Held(NamedTuple):
+class LiveMemory(NamedTuple):
     """Live bytes by kind and by owner, the largest first; each of the two sums to all live bytes.
 
     `loss_bytes`, `loss_place` and `transient_bytes` are as in `Memory`.
@@ -57,7 +59,9 @@ def owners_of(
     return owners
 
 
-def held_at(event: int, allocations: Sequence[Allocation], owners: Sequence[Owner]) -> Held:
+def live_memory_at(
+    event: int, allocations: Sequence[Allocation], owners: Sequence[Owner]
+) -> LiveMemory:
     """Memory that is live after an event, by kind and by owner, the largest first."""
     by_owner: dict[Owner, list[int]] = {}
     kinds: dict[str, int] = {}
@@ -66,7 +70,7 @@ def held_at(event: int, allocations: Sequence[Allocation], owners: Sequence[Owne
     for one, owner in zip(allocations, owners, strict=True):
         if not one.alive_after(event):
             continue
-        stacks_known = stacks_known or owner not in (BEFORE, NAMELESS)
+        stacks_known = stacks_known or owner not in (ALLOCATED_BEFORE, WITHOUT_STACK)
         held = by_owner.setdefault(owner, [0, 0])
         held[0] += one.size
         held[1] += 1
@@ -80,7 +84,7 @@ def held_at(event: int, allocations: Sequence[Allocation], owners: Sequence[Owne
     }
     losses = [h for o, h in holders.items() if o.in_loss and o.file is not None]
     worst = max(losses, key=lambda holder: holder.bytes, default=None)
-    return Held(
+    return LiveMemory(
         tuple(sorted(categories, key=lambda share: -share.bytes)),
         tuple(sorted(holders.values(), key=lambda holder: -holder.bytes)),
         in_loss if stacks_known else None,
@@ -90,10 +94,10 @@ def held_at(event: int, allocations: Sequence[Allocation], owners: Sequence[Owne
 
 
 def _owner(one: Allocation, owner_of_stack: Sequence[Owner]) -> Owner:
-    """Owner of an allocation by its stack; NAMELESS or BEFORE without a stack."""
+    """Owner of an allocation by its stack; WITHOUT_STACK or ALLOCATED_BEFORE without a stack."""
     if one.stack is not None:
         return owner_of_stack[one.stack]
-    return NAMELESS if one.recorded else BEFORE
+    return WITHOUT_STACK if one.recorded else ALLOCATED_BEFORE
 
 
 def _ends_inside_backward(events: Sequence[Event], stacks: Sequence[Sequence[Frame]]) -> bool:

@@ -17,16 +17,11 @@ CATEGORIES = ("parameters", "optimizer", "inputs", "temporary", "activations", "
 _PREEXISTING, _CREATE, _CHANGE, _DESTROY = 1, 2, 3, 4
 
 
-def memory_of_rows(rows: Sequence[Any], path: Path) -> Memory:
-    """Convert the rows of a timeline to one recording; malformed rows are skipped and counted."""
-    valid = [row for row in rows if _is_row(row)]
-    if not valid:
-        raise SpecError(
-            f"memory: {path} has no rows of [time, action, bytes, category]; export the timeline "
-            "as .raw.json.gz"
-        )
-    existing = [row for row in valid if row[1] == _PREEXISTING]
-    events = [row for row in valid if row[1] != _PREEXISTING]
+def _levels(existing: Sequence[Any], events: Sequence[Any]) -> tuple[dict[str, list[int]], int]:
+    """Bytes of each category at the start and after each event; and bytes that were missing.
+
+    What was freed but never allocated was allocated before the recording: levels include it.
+    """
     levels = {name: [0] * (len(events) + 1) for name in CATEGORIES}
     now = dict.fromkeys(CATEGORIES, 0)
     for row in existing:
@@ -39,17 +34,29 @@ def memory_of_rows(rows: Sequence[Any], path: Path) -> Memory:
             lowest[name] = min(lowest[name], now[name])
         for name, level in now.items():
             levels[name][number] = level
+    missing = {name: -level for name, level in lowest.items() if level < 0}
+    for name, level in missing.items():
+        levels[name] = [one + level for one in levels[name]]
+    return levels, sum(missing.values())
+
+
+def memory_of_rows(rows: Sequence[Any], path: Path) -> Memory:
+    """Convert the rows of a timeline to one recording; malformed rows are skipped and counted."""
+    valid = [row for row in rows if _is_row(row)]
+    if not valid:
+        raise SpecError(
+            f"memory: {path} has no rows of [time, action, bytes, category]; export the timeline "
+            "as .raw.json.gz"
+        )
+    events = [row for row in valid if row[1] != _PREEXISTING]
+    levels, missing = _levels([row for row in valid if row[1] == _PREEXISTING], events)
     problems = []
     if len(valid) < len(rows):
         problems.append(f"{len(rows) - len(valid)} malformed rows were skipped")
-    missing = {name: -level for name, level in lowest.items() if level < 0}
     if missing:
-        # Freed but never allocated: it was allocated before the recording.
-        for name, level in missing.items():
-            levels[name] = [one + level for one in levels[name]]
         problems.append(
-            f"{sum(missing.values()):,} bytes were freed but never allocated; counted as allocated "
-            "before the recording"
+            f"{missing:,} bytes were freed but never allocated; counted as allocated before the "
+            "recording"
         )
     used = {name: level for name, level in levels.items() if max(level)}
     times = [row[0] for row in events if row[0] >= 0]

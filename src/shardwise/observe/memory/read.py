@@ -9,7 +9,7 @@ from typing import Any
 from shardwise.observe.file.stream import read_chunks
 from shardwise.observe.memory.allocator import Snapshot
 from shardwise.observe.memory.fragmentation import fragmentation_of
-from shardwise.observe.memory.holders import held_at, owners_of
+from shardwise.observe.memory.holders import live_memory_at, owners_of
 from shardwise.observe.memory.leak import leak_of
 from shardwise.observe.memory.raw import memory_of_rows
 from shardwise.observe.memory.read_file import read_file
@@ -57,7 +57,7 @@ def _memory(snapshot: Snapshot, number: int) -> Memory:
     history = history_of(device)
     owners = owners_of(history.allocations, snapshot.stacks, device.events)
     peak = peak_of(history.curve)
-    held = held_at(peak.event, history.allocations, owners)
+    held = live_memory_at(peak.event, history.allocations, owners)
     steps = steps_of(device, history.allocations, owners)
     return Memory(
         path=snapshot.path,

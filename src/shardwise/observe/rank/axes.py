@@ -18,13 +18,13 @@ import numpy as np
 
 from shardwise.observe.file.trace import Ints, Trace
 
-INNER = ("tensor", "context")
+INNER_AXES = ("tensor", "context")
 # The key under which a trace holds the mesh: for each axis the size of its groups and the stride.
 MESH = "shardwise_mesh"
 # Names that other stacks give these axes of a mesh.
 _NAMES = {"tensor": "tensor", "tp": "tensor", "context": "context", "cp": "context"}
 _DESCRIPTION = re.compile(r"\bmesh_(\w+)$")
-_ISSUED = {
+_AXIS_OF_OPERATION = {
     "c10d::allgather_into_tensor_coalesced_": "tensor",
     "c10d::reduce_scatter_tensor_coalesced_": "tensor",
     "c10d::alltoall_base_": "context",
@@ -33,9 +33,9 @@ _ISSUED = {
 }
 
 
-def named_by_axis(operation: str, axis: str) -> str:
-    """Name of an operation along an axis: "tensor all-gather"; plain for an axis not in INNER."""
-    return f"{axis} {operation}" if axis in INNER else operation
+def operation_along_axis(operation: str, axis: str) -> str:
+    """Name of an operation along an axis: "tensor all-gather"; plain outside INNER_AXES."""
+    return f"{axis} {operation}" if axis in INNER_AXES else operation
 
 
 def axis_of_group(text: str) -> str:
@@ -48,15 +48,15 @@ def axis_of_group(text: str) -> str:
 
 
 def axes_on_cpu(trace: Trace, executed: Ints, issued: Ints | None) -> list[str]:
-    """The axis of each call of Gloo; empty where unknown, and in traces without INNER axes.
+    """The axis of each call of Gloo; empty where unknown, and in traces without INNER_AXES.
 
     `executed` and `issued` are the rows of the calls and of the operations that issued them.
     """
     if issued is None:
         return [""] * len(executed)
-    known = [_ISSUED.get(trace.texts[code], "") for code in trace.name[issued].tolist()]
-    tensor = mesh_of(trace).get("tensor", Along(1, 1)).size > 1
-    if not tensor and not set(known) & set(INNER):
+    known = [_AXIS_OF_OPERATION.get(trace.texts[code], "") for code in trace.name[issued].tolist()]
+    tensor = mesh_of(trace).get("tensor", AxisGroups(1, 1)).size > 1
+    if not tensor and not set(known) & set(INNER_AXES):
         return [""] * len(executed)
     threads = trace.thread[executed].tolist()
     of_thread = {thread: axis for thread, axis in zip(threads, known, strict=True) if axis}
@@ -81,7 +81,7 @@ def _reductions(trace: Trace, issued: Ints) -> list[bool]:
     ]
 
 
-class Along(NamedTuple):
+class AxisGroups(NamedTuple):
     """The groups along an axis: ranks per group, and the distance of neighbouring ranks."""
 
     size: int
@@ -92,21 +92,23 @@ class Along(NamedTuple):
         return rank // (self.stride * self.size) * self.stride + rank % self.stride
 
 
-def mesh_of(trace: Trace) -> dict[str, Along]:
+def mesh_of(trace: Trace) -> dict[str, AxisGroups]:
     """The groups along each axis, if Shardwise wrote its mesh into the trace; else empty."""
     told = trace.about.get(MESH)
     if not isinstance(told, dict):
         return {}
-    return {str(axis): Along(*along) for axis, along in told.items() if _is_along(along)}
+    return {
+        str(axis): AxisGroups(*along) for axis, along in told.items() if _is_size_and_stride(along)
+    }
 
 
-def _is_along(told: object) -> bool:
+def _is_size_and_stride(told: object) -> bool:
     """Whether a value is a list of two positive numbers: size and stride."""
     numbers = isinstance(told, list) and [type(n) is int and 0 < n < 2**31 for n in told]
     return numbers == [True, True]
 
 
-def along_axes(trace: Trace, axes: list[str], sizes: Ints) -> dict[str, Along]:
+def groups_along_axes(trace: Trace, axes: list[str], sizes: Ints) -> dict[str, AxisGroups]:
     """Size and stride of the groups along each axis that occurs in `axes`.
 
     `sizes` has the group size of each call. Where the mesh is not recorded, tensor groups have
@@ -116,6 +118,6 @@ def along_axes(trace: Trace, axes: list[str], sizes: Ints) -> dict[str, Along]:
     known = {axis: int(sizes[[one == axis for one in axes]].max()) for axis in set(axes) if axis}
     tensor = known.get("tensor", 1)
     return {
-        axis: mesh.get(axis, Along(size, 1 if axis == "tensor" else tensor))
+        axis: mesh.get(axis, AxisGroups(size, 1 if axis == "tensor" else tensor))
         for axis, size in known.items()
     }

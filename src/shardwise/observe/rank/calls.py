@@ -13,11 +13,11 @@ import numpy as np
 
 from shardwise.observe.file.trace import Bools, Codes, Ints, Trace
 from shardwise.observe.rank.axes import (
-    Along,
-    along_axes,
+    AxisGroups,
     axes_on_cpu,
     axis_of_group,
-    named_by_axis,
+    groups_along_axes,
+    operation_along_axis,
 )
 from shardwise.observe.rank.classify import RUNTIME_CATEGORIES, on_device
 from shardwise.observe.rank.gloo import gloo_calls, message, width_of
@@ -146,7 +146,7 @@ def _on_device(trace: Trace, timeline: Timeline) -> Calls:
                 key = f"{group} {members}"
         if text not in names:
             names[text] = operation_of(text)
-        operations.append(named_by_axis(names[text], axis))
+        operations.append(operation_along_axis(names[text], axis))
         keys.append(key)
     issued, thread = _launches(trace, rows)
     return Calls(
@@ -201,7 +201,9 @@ def _on_cpu(trace: Trace) -> Calls:
         request = None if issued is None else int(issued[index])
         moved[index], sizes[index] = message(trace, row, request, operations[index])
     axes = axes_on_cpu(trace, found.executed, issued)
-    operations = [named_by_axis(one, axis) for one, axis in zip(operations, axes, strict=True)]
+    operations = [
+        operation_along_axis(one, axis) for one, axis in zip(operations, axes, strict=True)
+    ]
     unknown = np.full(len(described), -1, dtype=np.int64)
     return Calls(
         operation=operations,
@@ -223,12 +225,12 @@ def _cpu_keys(
     A CPU trace does not name the process group: its number is computed from axis and rank.
     """
     world, rank = trace.world_size or 0, trace.rank or 0
-    along = along_axes(trace, axes, sizes)
+    along = groups_along_axes(trace, axes, sizes)
     keys = []
     calls = zip(operations, moved.tolist(), sizes.tolist(), axes, strict=True)
     for operation, size, group, axis in calls:
         # Shapes do not show the group of an all-reduce, and groups of hybrid sharding have no axis.
-        groups = along.get(axis) or Along(group, 1)
+        groups = along.get(axis) or AxisGroups(group, 1)
         block = f" of group {groups.group_of(rank)}" if 0 < groups.size < world else ""
         keys.append(f"{operation} {size}{block}")
     return keys

@@ -40,7 +40,7 @@ def on_device(trace: Trace) -> npt.NDArray[np.bool_]:
     return trace.in_category(*DEVICE_CATEGORIES)
 
 
-def unrecognised(trace: Trace, timeline: Timeline) -> list[str]:
+def unrecognised_kernels(trace: Trace, timeline: Timeline) -> list[str]:
     """Names of kernels that count as compute but run on a stream of collectives.
 
     They may be collectives with an unknown name; `--rules` can classify them.
@@ -87,20 +87,21 @@ def _kinds(trace: Trace, rows: Ints, rules: Rules) -> npt.NDArray[np.int8]:
     with_metadata = np.isin(rows, trace.collective_row)
     kernels = ~copies
     kinds[kernels & with_metadata] = communication
-    kinds[kernels & _annotated(trace, rows)] = communication
-    kinds[kernels & named(trace, trace.name[rows], _COMMUNICATION)] = communication
+    kinds[kernels & _in_group_annotation(trace, rows)] = communication
+    kinds[kernels & names_matching(trace, trace.name[rows], _COMMUNICATION)] = communication
     for kind, patterns in ((compute, rules.compute), (communication, rules.communication),
                            (copy, rules.copy_)):  # fmt: skip
         for pattern in patterns:
-            kinds[named(trace, trace.name[rows], re.compile(pattern))] = kind
+            kinds[names_matching(trace, trace.name[rows], re.compile(pattern))] = kind
     return kinds
 
 
-def _annotated(trace: Trace, rows: Ints) -> npt.NDArray[np.bool_]:
+def _in_group_annotation(trace: Trace, rows: Ints) -> npt.NDArray[np.bool_]:
     """Boolean per device row: whether it lies inside a process group's annotation on its stream."""
     found = np.zeros(len(rows), dtype=np.bool_)
     notes = np.flatnonzero(
-        trace.in_category("gpu_user_annotation") & named(trace, trace.name, _GROUP_ANNOTATION)
+        trace.in_category("gpu_user_annotation")
+        & names_matching(trace, trace.name, _GROUP_ANNOTATION)
     )
     for thread in np.unique(trace.thread[notes]).tolist():
         here = notes[trace.thread[notes] == thread]
@@ -113,7 +114,7 @@ def _annotated(trace: Trace, rows: Ints) -> npt.NDArray[np.bool_]:
     return found
 
 
-def named(trace: Trace, names: Codes, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+def names_matching(trace: Trace, names: Codes, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
     """Boolean per name: whether it matches `pattern`; every distinct text is searched once."""
     matches = np.zeros(len(trace.texts) + 1, dtype=np.bool_)
     for code in np.unique(names[names >= 0]).tolist():
@@ -126,8 +127,8 @@ def host_timeline(trace: Trace) -> Timeline:
     """Timeline of the threads of a CPU process; each instant belongs to the innermost event."""
     rows = np.flatnonzero(trace.in_category(*OPERATION_CATEGORIES, "user_annotation"))
     inherited = np.full(len(rows), -1, dtype=np.int8)
-    inherited[named(trace, trace.name[rows], _COPIES)] = KINDS.index("copy")
-    inherited[named(trace, trace.name[rows], _GLOO)] = KINDS.index("communication")
+    inherited[names_matching(trace, trace.name[rows], _COPIES)] = KINDS.index("copy")
+    inherited[names_matching(trace, trace.name[rows], _GLOO)] = KINDS.index("communication")
     pieces = flatten_nested(
         trace.start_ns[rows], trace.end_ns[rows], trace.process[rows], trace.thread[rows], inherited
     )

@@ -31,7 +31,7 @@ class Exposed(NamedTuple):
 
 def exposed_pieces(calls: Calls, compute: Intervals, span: tuple[int, int]) -> Exposed:
     """Periods inside `span` in which a collective runs and nothing computes."""
-    owner, start, end = _assigned(calls)
+    owner, start, end = _disjoint_periods(calls)
     start, end = np.clip(start, *span), np.clip(end, *span)
     # Split the periods where compute starts or ends, and keep the parts without compute.
     edges = np.concatenate([compute.start, compute.end])
@@ -51,7 +51,7 @@ def exposed_pieces(calls: Calls, compute: Intervals, span: tuple[int, int]) -> E
     return Exposed(owner[index[kept]], begin[kept], stop[kept])
 
 
-def _assigned(calls: Calls) -> tuple[Ints, Ints, Ints]:
+def _disjoint_periods(calls: Calls) -> tuple[Ints, Ints, Ints]:
     """Disjoint periods in which a collective runs: index of its call, start and end.
 
     Where several collectives run at once, the period belongs to the one that started last.

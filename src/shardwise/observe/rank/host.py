@@ -14,7 +14,7 @@ import numpy as np
 
 from shardwise.observe.file.trace import Ints, Trace
 from shardwise.observe.rank.calls import launch_rows
-from shardwise.observe.rank.classify import RUNTIME_CATEGORIES, named, on_device
+from shardwise.observe.rank.classify import RUNTIME_CATEGORIES, names_matching, on_device
 from shardwise.step.intervals import Intervals, difference, intersection, length_before, union
 from shardwise.step.spans import Timeline
 
@@ -27,10 +27,10 @@ _SYNCHRONISE = re.compile(
     r"^(cuda|hip)((Device|Stream|Event)Synchronize|Memcpy)$|^cu(Ctx|Stream|Event)Synchronize$"
 )
 # Operations that make the host wait for a value from the device.
-_READS_A_VALUE = ("aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero")
+_VALUE_READS = ("aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero")
 # Nanoseconds: a synchronisation that ended longer than this before the device became idle is not
 # the cause.
-_JUST_BEFORE = 5_000
+_JUST_BEFORE_NS = 5_000
 
 
 class Idle(NamedTuple):
@@ -49,7 +49,7 @@ class Idle(NamedTuple):
         return sum(self)
 
 
-class Host(NamedTuple):
+class HostActivity(NamedTuple):
     """Activity of the host inside the profiled steps."""
 
     idle: Idle
@@ -62,9 +62,9 @@ class Host(NamedTuple):
     synchronised_by: str
 
 
-def host_of(
+def host_activity(
     trace: Trace, timeline: Timeline, span: tuple[int, int], windows: list[tuple[int, int]]
-) -> Host:
+) -> HostActivity:
     """Idle nanoseconds inside `span` by reason, and the activity of the host.
 
     `windows` are the profiled steps.
@@ -75,10 +75,10 @@ def host_of(
     idle = difference(full_span, busy)
     runtime = trace.in_category(*RUNTIME_CATEGORIES)
     inside = (trace.end_ns >= begin) & (trace.start_ns < end)
-    data = inside & named(trace, trace.name, _DATA)
-    allocating = inside & runtime & named(trace, trace.name, _ALLOCATOR)
-    limited = inside & named(trace, trace.name, _RATE_LIMITER)
-    waiting = np.flatnonzero(inside & runtime & named(trace, trace.name, _SYNCHRONISE))
+    data = inside & names_matching(trace, trace.name, _DATA)
+    allocating = inside & runtime & names_matching(trace, trace.name, _ALLOCATOR)
+    limited = inside & names_matching(trace, trace.name, _RATE_LIMITER)
+    waiting = np.flatnonzero(inside & runtime & names_matching(trace, trace.name, _SYNCHRONISE))
 
     spent = []
     for rows in (data, allocating, limited):
@@ -102,7 +102,7 @@ def host_of(
     )
     loading = intersection(full_span, union(trace.start_ns[data], trace.end_ns[data]))
     edges = np.asarray(windows, dtype=np.int64).reshape(-1, 2)
-    return Host(
+    return HostActivity(
         idle=reasons,
         data_ns=loading.length,
         data_by_step=np.diff(length_before(loading, edges.reshape(-1)))[::2].tolist(),
@@ -129,7 +129,7 @@ def _gaps(
     # The last synchronisation that ended before the launch.
     index = np.searchsorted(waits, launched, side="right") - 1
     ended = np.where(index >= 0, waits[np.maximum(index, 0)] if len(waits) else -1, -1)
-    after = late & (ended >= idle.start - _JUST_BEFORE)
+    after = late & (ended >= idle.start - _JUST_BEFORE_NS)
     return (
         Intervals(idle.start[after], idle.end[after]),
         Intervals(idle.start[late & ~after], idle.end[late & ~after]),
@@ -141,7 +141,7 @@ def _synchronising_operation(trace: Trace, waits: Ints) -> str:
 
     Empty if most calls run in other operations.
     """
-    codes = [trace.code(name) for name in _READS_A_VALUE]
+    codes = [trace.code(name) for name in _VALUE_READS]
     operations = np.flatnonzero(np.isin(trace.name, codes))
     if not len(operations) or not len(waits):
         return ""

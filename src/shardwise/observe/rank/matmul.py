@@ -34,7 +34,7 @@ def matmul_of(trace: Trace, timeline: Timeline, span: tuple[int, int]) -> Matmul
     """The matmuls of the dtype that takes most time; None where shapes were not recorded."""
     wanted = np.isin(trace.name, [trace.code(name) for name in MATMULS])
     rows = np.flatnonzero(wanted)
-    work = {row: one for row in rows.tolist() if (one := _work(trace, row)) is not None}
+    work = {row: one for row in rows.tolist() if (one := _dtype_and_flops(trace, row)) is not None}
     if not work:
         return None
     rows = np.asarray(list(work), dtype=np.int64)
@@ -54,7 +54,7 @@ def matmul_of(trace: Trace, timeline: Timeline, span: tuple[int, int]) -> Matmul
     return Matmul(dtype, int(calls), flops, int(time_ns))
 
 
-def _work(trace: Trace, row: int) -> tuple[DType, float] | None:
+def _dtype_and_flops(trace: Trace, row: int) -> tuple[DType, float] | None:
     """Dtype and FLOPs of one matmul: 2 × m × n × k; None where its shapes are unknown."""
     try:
         dims = msgspec.json.decode(trace.shapes[row])

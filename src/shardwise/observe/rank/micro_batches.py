@@ -10,7 +10,7 @@ import numpy as np
 
 from shardwise.observe.file.trace import Trace
 from shardwise.observe.rank.calls import Calls
-from shardwise.observe.rank.classify import named
+from shardwise.observe.rank.classify import names_matching
 from shardwise.observe.rank.exposure import Exposed
 from shardwise.observe.rank.units import ROOT, SCATTER, Purpose, annotations_of
 
@@ -62,7 +62,9 @@ def micro_batches_of(
 
 def _labelled(trace: Trace) -> list[tuple[int, int, bool]]:
     """Start and end of each micro-batch that has a label, and whether it reduces gradients."""
-    rows = np.flatnonzero(named(trace, trace.name, _LABEL) & trace.in_category("user_annotation"))
+    rows = np.flatnonzero(
+        names_matching(trace, trace.name, _LABEL) & trace.in_category("user_annotation")
+    )
     return [
         (int(trace.start_ns[row]), int(trace.end_ns[row]),
          "(no sync)" not in trace.texts[trace.name[row]])

@@ -14,10 +14,10 @@ from shardwise.observe.rank.classify import (
     device_timeline,
     host_timeline,
     on_device,
-    unrecognised,
+    unrecognised_kernels,
 )
 from shardwise.observe.rank.exposure import Exposed, exposed_pieces, overlappable_before
-from shardwise.observe.rank.host import Host, host_of
+from shardwise.observe.rank.host import HostActivity, host_activity
 from shardwise.observe.rank.matmul import Matmul, matmul_of
 from shardwise.observe.rank.micro_batches import MicroBatches, micro_batches_of
 from shardwise.observe.rank.slowdown import Slowdown, slowdown_of
@@ -56,7 +56,7 @@ class RankSummary(NamedTuple):
     units: list[UnitTime]
     # Empty if all micro-batches are of one kind.
     micro_batches: list[MicroBatches]
-    host: Host
+    host: HostActivity
     matmul: Matmul | None
     slowdown: Slowdown | None
     problems: list[str]
@@ -112,7 +112,7 @@ def summarise_rank(
         collectives=by_operation(calls, exposed_ns, span),
         units=unit_times(trace, lanes, calls, purposes, exposed_ns, span),
         micro_batches=micro_batches_of(trace, calls, exposed, purposes),
-        host=host_of(trace, lanes, span, windows),
+        host=host_activity(trace, lanes, span, windows),
         matmul=matmul_of(trace, lanes, span),
         slowdown=slowdown_of(lanes),
         problems=_problems(trace, lanes, on_cpu),
@@ -126,7 +126,7 @@ def _problems(trace: Trace, timeline: Timeline, on_cpu: bool) -> list[str]:
     world = trace.world_size
     if world is not None and world > 1 and not timeline.of_kind("communication").any():
         problems.append(f"no communication was recorded, although the run has {world} ranks")
-    unknown = [] if on_cpu else unrecognised(trace, timeline)
+    unknown = [] if on_cpu else unrecognised_kernels(trace, timeline)
     if unknown:
         problems.append(
             f"{len(unknown)} kernel names on communication streams count as compute, for example "

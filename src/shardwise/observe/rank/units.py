@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from shardwise.observe.file.trace import Bools, Ints, Trace
-from shardwise.observe.rank.axes import INNER
+from shardwise.observe.rank.axes import INNER_AXES
 from shardwise.observe.rank.calls import Calls, launch_rows
 from shardwise.observe.rank.classify import on_device
 from shardwise.observe.rank.flatten_nested import flatten_nested
@@ -24,7 +24,7 @@ from shardwise.step.spans import Kind, Timeline
 
 ROOT = "root"
 GATHER_FORWARD, GATHER_BACKWARD, SCATTER = "gather forward", "gather backward", "scatter"
-_COPYING = ("all_gather", "all_gather_copy_out", "post_backward_reduce")
+_COPY_ANNOTATIONS = ("all_gather", "all_gather_copy_out", "post_backward_reduce")
 _CLOSED_BY = {"pre_forward": "post_forward", "pre_backward": "post_backward_accumulate"}
 _ANNOTATION = re.compile(r"FSDP::(?P<what>\w+)(?: \((?P<unit>.*)\)| for (?P<target>.*))?$")
 
@@ -175,7 +175,7 @@ def purposes_of(trace: Trace, calls: Calls) -> list[Purpose]:
     return [
         # Tensor parallelism all-reduces gradients of norms inside FSDP's annotations.
         NO_PURPOSE
-        if operation.startswith(INNER)
+        if operation.startswith(INNER_AXES)
         else known.setdefault(purpose := _purpose(nesting, thread, issued), purpose)
         for operation, thread, issued in zip(
             calls.operation, calls.issued_thread.tolist(), calls.issued_ns.tolist(), strict=True
@@ -249,7 +249,7 @@ def _periods(annotations: list[Annotation]) -> dict[tuple[str, Work], Intervals]
     windows = []
     opened: dict[tuple[str, str], Annotation] = {}
     for note in annotations:
-        work: Work | None = "copy" if note.what in _COPYING else None
+        work: Work | None = "copy" if note.what in _COPY_ANNOTATIONS else None
         windows.append(_Window(note.start_ns, note.end_ns, note.unit, work))
         if note.what in _CLOSED_BY:
             opened[note.unit, _CLOSED_BY[note.what]] = note

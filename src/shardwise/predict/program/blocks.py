@@ -17,7 +17,7 @@ from shardwise.predict.configurations import Ints
 from shardwise.units.unit import ModelUnits, Unit
 
 
-class Group(NamedTuple):
+class UnitGroup(NamedTuple):
     """Consecutive equal units, with the same events."""
 
     unit: Unit
@@ -36,7 +36,7 @@ def groups(
     *,
     reverse: bool = False,
     apart: bool = False,
-) -> Iterator[Group]:
+) -> Iterator[UnitGroup]:
     """The groups of a model's units, in forward order or in `reverse`.
 
     `recomputed_blocks` is, by row, how many of the model's first blocks recompute. `neighbours`
@@ -56,7 +56,7 @@ def groups(
         yield from reversed(made) if reverse else made
 
 
-def _by_recomputation(unit: Unit, place: int, length: int, beyond: Ints) -> list[Group]:
+def _by_recomputation(unit: Unit, place: int, length: int, beyond: Ints) -> list[UnitGroup]:
     """Groups of `length` equal units whose first `beyond` blocks recompute (by row).
 
     First the units that recompute fully, then the one that does in part, then the others.
@@ -64,13 +64,13 @@ def _by_recomputation(unit: Unit, place: int, length: int, beyond: Ints) -> list
     size = len(unit.blocks)
     clipped = np.clip(beyond, 0, length * size)
     if length == 1:
-        return [Group(unit, place, clipped, None)]
+        return [UnitGroup(unit, place, clipped, None)]
     whole, part = np.divmod(clipped, size)
     found = [(size, whole)]
     found += [(some, (part == some).astype(np.int64)) for some in range(size - 1, 0, -1)]
     found.append((0, length - whole - (part > 0)))
     return [
-        Group(unit, place, np.full_like(clipped, some), times)
+        UnitGroup(unit, place, np.full_like(clipped, some), times)
         for some, times in found
         if times.any()
     ]

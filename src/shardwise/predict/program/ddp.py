@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwise.predict.configurations import Bools, Floats, Ints
-from shardwise.predict.program.blocks import Group
-from shardwise.predict.program.events import ROOT, Alloc, Cost, Event, Instant, Message, Wait
-from shardwise.predict.program.placement import Placement, only
+from shardwise.predict.program.blocks import UnitGroup
+from shardwise.predict.program.events import ROOT_UNIT, Alloc, Cost, Event, Instant, Message, Wait
+from shardwise.predict.program.placement import Placement, mask_or_none
 from shardwise.predict.program.sizes import MicroBatch, Sizes
 from shardwise.units.unit import ModelUnits, Unit
 
@@ -97,8 +97,8 @@ class Replicated(Placement):
     def backward_neighbours(self, index: int) -> tuple[int, ...]:
         return self.buckets.blocks[index]
 
-    def resting(self) -> Iterator[Event]:
-        yield from super().resting()
+    def allocate_resident(self) -> Iterator[Event]:
+        yield from super().allocate_resident()
         if self.ddp:
             yield Alloc("gradients", self.s.gradient_bytes)
 
@@ -108,11 +108,11 @@ class Replicated(Placement):
             yield from super().gradients_dropped()
 
     def cast_bytes(self, block: Unit) -> Floats:
-        return self.copied(block.largest_numel)
+        return self.autocast_copy_bytes(block.largest_numel)
 
     # ---- autocast's copies ----------------------------------------------------------------------
 
-    def copied(self, elements: float | Floats) -> Floats:
+    def autocast_copy_bytes(self, elements: float | Floats) -> Floats:
         """Bytes of autocast's copies of so many weights; 0 without mixed precision."""
         return np.where(self.mixed, elements * self.c.param_bytes, 0.0)
 
@@ -122,9 +122,11 @@ class Replicated(Placement):
         read = [p for p in self.units.root.parameters if p.after_blocks]
         if self.units.tied:
             read.append(max(self.units.root.parameters, key=lambda p: p.numel))
-        return self.copied(float(Unit(name="head", parameters=tuple(read)).wide_numel(self.narrow)))
+        return self.autocast_copy_bytes(
+            float(Unit(name="head", parameters=tuple(read)).wide_numel(self.narrow))
+        )
 
-    def copies_of(self, block: Unit, again: Bools) -> Floats:
+    def block_copy_bytes(self, block: Unit, again: Bools) -> Floats:
         """Bytes of a block's copies alive after its forward: cached, or saved by autograd.
 
         `again` is true for rows whose backward copies the weights again.
@@ -132,21 +134,21 @@ class Replicated(Placement):
         saves = block.stage.kept["none"].activation_bytes > 0
         saved = block.wide_numel(self.narrow) if saves else block.trained_numel
         # As floats: integers have 32 bits in a browser, too few for the largest blocks.
-        return self.copied(np.where(again, float(block.trained_numel), float(saved)))
+        return self.autocast_copy_bytes(np.where(again, float(block.trained_numel), float(saved)))
 
-    def _copies_again(self, number: int, recomputed: Ints) -> Bools:
+    def _copies_in_backward(self, number: int, recomputed: Ints) -> Bools:
         """Rows in which the backward of a unit's block `number` copies its weights again."""
         return (recomputed > number) | self.c.selective
 
     # ---- forward --------------------------------------------------------------------------------
 
     def begin(self, m: MicroBatch) -> Iterator[Event]:
-        yield from self.exchanged(ROOT, (self.units.lookup.forward, 1))
+        yield from self.exchanged(ROOT_UNIT, (self.units.lookup.forward, 1))
 
-    def block_forward(self, m: MicroBatch, group: Group) -> Iterator[Event]:
+    def block_forward(self, m: MicroBatch, group: UnitGroup) -> Iterator[Event]:
         for number, block in enumerate(group.unit.blocks):
-            again = self._copies_again(number, group.recomputed)
-            yield Alloc("unsharded_parameters", self.copies_of(block, again))
+            again = self._copies_in_backward(number, group.recomputed)
+            yield Alloc("unsharded_parameters", self.block_copy_bytes(block, again))
             yield from self.forward_of(block, group.recomputed > number)
         yield self.compute("forward", group.place, Cost("forward", (group.unit,)))
         yield from self.moved_activations(group)
@@ -159,8 +161,8 @@ class Replicated(Placement):
         """Free autocast's cache; autograd keeps the copies it has saved."""
         dropped = np.zeros(self.rows)
         for number, block in enumerate(self.units.single_blocks):
-            again = self._copies_again(number, self.s.recomputed)
-            dropped = dropped + self.copied(float(block.trained_numel)) * again
+            again = self._copies_in_backward(number, self.s.recomputed)
+            dropped = dropped + self.autocast_copy_bytes(float(block.trained_numel)) * again
         yield Alloc("unsharded_parameters", -dropped)
 
     # ---- backward -------------------------------------------------------------------------------
@@ -170,31 +172,33 @@ class Replicated(Placement):
 
     def head_gradients(self, m: MicroBatch, made: float) -> tuple[Alloc, ...]:
         fresh = Alloc("unsharded_gradients", self._new_gradients(m, self.units.root, made))
-        return (fresh, Alloc("gradients", self._made(m, made)))
+        return (fresh, Alloc("gradients", self._new_gradient_bytes(m, made)))
 
     def head_done(self, m: MicroBatch) -> Iterator[Event]:
         yield Alloc("unsharded_parameters", -self._head_copies)
         yield Alloc("unsharded_gradients", self._head_gradients(m))
-        yield Alloc("gradients", self._made(m, self.s.head_elements))
-        yield from self.exchanged(ROOT, (self.units.root.stage.exchanges.reduced, 1))
-        yield from self._all_reduce(m, ROOT, self.buckets.head)
+        yield Alloc("gradients", self._new_gradient_bytes(m, self.s.head_elements))
+        yield from self.exchanged(ROOT_UNIT, (self.units.root.stage.exchanges.reduced, 1))
+        yield from self._all_reduce(m, ROOT_UNIT, self.buckets.head)
 
-    def block_backward(self, m: MicroBatch, group: Group) -> Iterator[Event]:
+    def block_backward(self, m: MicroBatch, group: UnitGroup) -> Iterator[Event]:
         unit = group.unit
         boundary = Alloc("activations", self.s.boundary)
         yield Instant((boundary,))
         made_before = 0.0
         for number in reversed(range(len(unit.blocks))):
             block, again = unit.blocks[number], group.recomputed > number
-            copies_again = self._copies_again(number, group.recomputed)
-            copied_again = self.copied(float(block.wide_numel(self.narrow))) * copies_again
-            yield Alloc("activations", -self.s.kept(block.stage, again))
+            copies_again = self._copies_in_backward(number, group.recomputed)
+            copied_again = (
+                self.autocast_copy_bytes(float(block.wide_numel(self.narrow))) * copies_again
+            )
+            yield Alloc("activations", -self.s.kept_activation_bytes(block.stage, again))
             yield Alloc("unsharded_parameters", copied_again)
-            yield from self._moments(m, unit, block, again, made_before)
-            saved = self.copies_of(block, copies_again) * ~copies_again
+            yield from self._backward_moments(m, unit, block, again, made_before)
+            saved = self.block_copy_bytes(block, copies_again) * ~copies_again
             yield Alloc("unsharded_parameters", -copied_again - saved)
             made_before += float(block.trained_numel)
-        yield Alloc("gradients", self._made(m, float(unit.trained_numel)))
+        yield Alloc("gradients", self._new_gradient_bytes(m, float(unit.trained_numel)))
         yield Instant((boundary,))
         yield from self.moved_activations(group)
         cost = Cost("backward", (unit, group.recomputed))
@@ -203,11 +207,11 @@ class Replicated(Placement):
         yield from self.exchanged(group.place, (unit.stage.exchanges.reduced, 1))
         yield from self._all_reduce(m, group.place, self.buckets.blocks[group.place])
 
-    def _moments(
+    def _backward_moments(
         self, m: MicroBatch, unit: Unit, block: Unit, again: Bools, made_before: float
     ) -> Iterator[Event]:
         """The moments of a block's backward; `made_before` gradient elements exist before it."""
-        unread = self.s.unread(block.stage, again)
+        unread = self.s.unread_bytes(block.stage, again)
         for moment in block.stage.backward:
             made = moment.gradient_elements + made_before
             working = moment.activation_bytes * self.s.tokens + unread
@@ -215,14 +219,14 @@ class Replicated(Placement):
                 (
                     Alloc("activations", working),
                     Alloc("unsharded_gradients", self._new_gradients(m, unit, made)),
-                    Alloc("gradients", self._made(m, made)),
+                    Alloc("gradients", self._new_gradient_bytes(m, made)),
                     *self.dequantised(block, moment),
                 )
             )
 
     def last_backward(self, m: MicroBatch) -> Iterator[Event]:
-        yield from self.exchanged(ROOT, (self.units.lookup.backward, 1))
-        table = self.s.tied
+        yield from self.exchanged(ROOT_UNIT, (self.units.lookup.backward, 1))
+        table = self.s.tied_elements
         # Autocast does not apply to the embedding: its gradient, and the sum of the two gradients
         # of a tied table, have the master dtype.
         added = self.units.embedding_gradient_elements if table == 0 else 2.0 * table
@@ -231,13 +235,16 @@ class Replicated(Placement):
             # The full table's gradient is freed before the two gradients of a tied table are added.
             fresh = fresh + (self.units.whole_table - table) * float(self.itemsize)
         yield Alloc(
-            "gradients", self._made(m, self.units.root.trained_numel - self.s.head_elements)
+            "gradients",
+            self._new_gradient_bytes(m, self.units.root.trained_numel - self.s.head_elements),
         )
-        yield Instant((Alloc("activations", self.s.boundary + 2.0 * self.s.looked_up),))
-        incoming = self.s.looked_up if self.units.lookup_bytes else self.s.boundary
+        yield Instant(
+            (Alloc("activations", self.s.boundary + 2.0 * self.s.embedding_output_bytes),)
+        )
+        incoming = self.s.embedding_output_bytes if self.units.lookup_bytes else self.s.boundary
         yield Instant((Alloc("unsharded_gradients", fresh), Alloc("activations", incoming)))
         yield Alloc("unsharded_gradients", -self._head_gradients(m))
-        yield from self._all_reduce(m, ROOT, self.buckets.end)
+        yield from self._all_reduce(m, ROOT_UNIT, self.buckets.end)
         yield Wait("compute", ("replicate",))
 
     # ---- gradients ------------------------------------------------------------------------------
@@ -262,10 +269,10 @@ class Replicated(Placement):
             Cost("buckets", (sizes,)),
             message,
             after=("compute",),
-            only=only(rows),
+            only=mask_or_none(rows),
         )
 
-    def _made(self, m: MicroBatch, elements: float) -> Floats:
+    def _new_gradient_bytes(self, m: MicroBatch, elements: float) -> Floats:
         """Bytes that `elements` new gradient elements allocate.
 
         0 with DDP, whose buckets always exist, and after the first micro-batch.
@@ -290,4 +297,4 @@ class Replicated(Placement):
 
     def _head_gradients(self, m: MicroBatch) -> Floats:
         """Bytes of a tied table's gradient from the head, held until the embedding's backward."""
-        return np.where(self._added_in_place(m), self.s.tied, 0.0) * self.c.master_bytes
+        return np.where(self._added_in_place(m), self.s.tied_elements, 0.0) * self.c.master_bytes

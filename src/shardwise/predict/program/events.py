@@ -39,14 +39,14 @@ PHASES = (
     "last backward",
     "optimizer step",
 )
-Work = Literal[
+WorkKind = Literal[
     "compute", "copy", "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "optimizer"
 ]
-COMMUNICATION: tuple[Work, ...] = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
+COMMUNICATION: tuple[WorkKind, ...] = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 # Streams of collectives inside blocks, for which compute waits.
-INSIDE: tuple[Literal["tensor", "context"], ...] = ("tensor", "context")
+INNER_AXES: tuple[Literal["tensor", "context"], ...] = ("tensor", "context")
 # Index of the unit that holds embedding, head and loss.
-ROOT = -1
+ROOT_UNIT = -1
 
 
 class Message(NamedTuple):
@@ -64,7 +64,7 @@ class Cost(NamedTuple):
     of: tuple[Any, ...] = ()
 
 
-NOTHING = Cost("nothing")
+NO_COST = Cost("nothing")
 
 
 class Run(NamedTuple):
@@ -77,7 +77,7 @@ class Run(NamedTuple):
     """
 
     stream: str
-    work: Work
+    work: WorkKind
     name: str
     unit: int
     cost: Cost
@@ -123,7 +123,7 @@ class Repeat(NamedTuple):
     times: Ints
 
 
-def where(rows: Bools, body: Iterable[Event]) -> Iterator[Event]:
+def only_in_rows(rows: Bools, body: Iterable[Event]) -> Iterator[Event]:
     """Events that happen only in some rows, given by a mask."""
     if rows.all():
         yield from body
@@ -135,44 +135,46 @@ Event = Run | Wait | Alloc | Instant | Phase | Repeat
 Program = Sequence[Event]
 
 
-def timed(program: Program) -> Program:
+def without_memory_events(program: Program) -> Program:
     """The program without memory events: only Run, Wait and Repeat."""
     return tuple(
-        Repeat(tuple(timed(event.body)), event.times) if type(event) is Repeat else event
+        Repeat(tuple(without_memory_events(event.body)), event.times)
+        if type(event) is Repeat
+        else event
         for event in program
         if type(event) in (Run, Wait, Repeat)
     )
 
 
-def structure(program: Program) -> tuple[object, ...]:
+def structure_key(program: Program) -> tuple[object, ...]:
     """A key that programs must share to be joined: all but columns, costs and unit indices."""
     return tuple(_structure(event) for event in program)
 
 
 def _structure(event: Event) -> object:
     if isinstance(event, Repeat):
-        return structure(event.body)
+        return structure_key(event.body)
     if isinstance(event, Instant):
         return tuple(also.term for also in event.also)
     if isinstance(event, Alloc):
         return event.term
     if isinstance(event, Run):
         message = None if event.message is None else event.message.axis
-        return event._replace(unit=ROOT, cost=None, only=event.only is None, message=message)  # type: ignore[arg-type]
+        return event._replace(unit=ROOT_UNIT, cost=None, only=event.only is None, message=message)  # type: ignore[arg-type]
     return event
 
 
-def join(programs: Sequence[Program]) -> Program:
+def join_programs(programs: Sequence[Program]) -> Program:
     """Concatenate programs of the same structure into one program with all their rows."""
-    return tuple(_joined(events) for events in zip(*programs, strict=True))
+    return tuple(_join_values(events) for events in zip(*programs, strict=True))
 
 
-def _joined(values: tuple[Any, ...]) -> Any:
+def _join_values(values: tuple[Any, ...]) -> Any:
     """One event of several programs as one, its columns concatenated; the rest is the first's."""
     first = values[0]
     if isinstance(first, np.ndarray):
         return np.concatenate(values)
     if isinstance(first, tuple):
-        parts = [_joined(parts) for parts in zip(*values, strict=True)]
+        parts = [_join_values(parts) for parts in zip(*values, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
     return first

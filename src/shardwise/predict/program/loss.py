@@ -14,7 +14,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from shardwise.predict.configurations import Floats
-from shardwise.predict.program.events import ROOT, Alloc, Cost, Event, Instant, Repeat, where
+from shardwise.predict.program.events import (
+    ROOT_UNIT,
+    Alloc,
+    Cost,
+    Event,
+    Instant,
+    Repeat,
+    only_in_rows,
+)
 from shardwise.predict.program.fused_loss import CUT_BACKWARD, CUT_FORWARD, LIGER_TOKEN_BYTES
 from shardwise.predict.program.placement import Placement
 from shardwise.predict.program.sizes import MicroBatch
@@ -28,37 +36,39 @@ def loss_forward(placed: Placement, m: MicroBatch) -> Iterator[Event]:
     """The events of head and loss in the forward; for a chunked loss, also their backward."""
     s = placed.s
     yield from placed.head_begins(m)
-    yield from where(~placed.loss_inside, _all_tokens(placed))
+    yield from only_in_rows(~placed.loss_inside, _plain_forward(placed))
     if placed.chunked.any():
-        chunk = tuple(_chunk(placed))
+        chunk = tuple(_chunk_passes(placed))
         # The first chunk allocates the gradient of the head's weights, the others add to it.
-        yield from where(placed.chunked, (*chunk, _summed(placed, s.head_elements)))
+        yield from only_in_rows(placed.chunked, (*chunk, _summed_gradient(placed, s.head_elements)))
         yield Repeat(chunk, (s.chunks - 1) * placed.chunked)
-    yield from where(placed.c.liger, _liger(placed))
+    yield from only_in_rows(placed.c.liger, _liger(placed))
     yield from placed.model_returned(m)
-    yield from where(~placed.loss_inside, (_logits(placed),))
+    yield from only_in_rows(~placed.loss_inside, (_logits(placed),))
 
 
 def loss_backward(placed: Placement, m: MicroBatch) -> Iterator[Event]:
     """The events from the start of the backward to the end of the head's backward."""
     s = placed.s
     yield from placed.backward_begins(m)
-    yield from where(~placed.loss_inside, _all_tokens_backward(placed, m))
+    yield from only_in_rows(~placed.loss_inside, _plain_backward(placed, m))
     end = s.head_moments[-1].activation_bytes * s.tokens + s.boundary
     handed_on = Instant((Alloc("activations", end),))
-    yield from where(placed.loss_inside, (handed_on, _summed(placed, -s.head_elements)))
+    yield from only_in_rows(
+        placed.loss_inside, (handed_on, _summed_gradient(placed, -s.head_elements))
+    )
     yield from placed.head_done(m)
 
 
-def _all_tokens(placed: Placement) -> Iterator[Event]:
+def _plain_forward(placed: Placement) -> Iterator[Event]:
     """The head's forward with a plain loss, on all tokens at once.
 
     While the head runs, only the logits it returns are alive, not the copies of the loss.
     """
     c = placed.c
     made = c.param_bytes / (np.maximum(c.param_bytes, LOSS_BYTES) + LOSS_BYTES)
-    yield placed.compute("forward", ROOT, Cost("forward", (placed.units.root,)))
-    yield from placed.exchanged_forward(placed.units.root, ROOT)
+    yield placed.compute("forward", ROOT_UNIT, Cost("forward", (placed.units.root,)))
+    yield from placed.exchanged_forward(placed.units.root, ROOT_UNIT)
     yield _logits(placed, made)
 
 
@@ -77,11 +87,11 @@ def _logits_or_cut(
     return Alloc("logits", np.where(placed.c.cut, placed.fused.cut_bytes(cut), whole))
 
 
-def _all_tokens_backward(placed: Placement, m: MicroBatch) -> Iterator[Event]:
+def _plain_backward(placed: Placement, m: MicroBatch) -> Iterator[Event]:
     """The backward of head and loss with a plain loss."""
     s = placed.s
-    yield placed.compute("backward", ROOT, Cost("root_backward"))
-    yield from placed.exchanged(ROOT, (placed.units.root.stage.exchanges.backward, 1))
+    yield placed.compute("backward", ROOT_UNIT, Cost("root_backward"))
+    yield from placed.exchanged(ROOT_UNIT, (placed.units.root.stage.exchanges.backward, 1))
     for moment in s.head_moments:
         yield Instant(
             (
@@ -92,21 +102,25 @@ def _all_tokens_backward(placed: Placement, m: MicroBatch) -> Iterator[Event]:
         )
 
 
-def _chunk(placed: Placement) -> Iterator[Event]:
+def _chunk_passes(placed: Placement) -> Iterator[Event]:
     """Forward and backward of head and loss on one chunk of tokens."""
     s = placed.s
     for moment in (s.units.root.stage.forward_peak, *s.head_moments):
         made = Alloc("unsharded_gradients", moment.gradient_elements * placed.chunk_gradient_bytes)
         yield Instant(
-            (_kept(placed, moment), Alloc("logits", _of_chunk(placed, moment.logit_bytes)), made)
+            (
+                _chunk_activations(placed, moment),
+                Alloc("logits", _chunk_bytes(placed, moment.logit_bytes)),
+                made,
+            )
         )
-    yield placed.compute("loss", ROOT, Cost("chunk"))
+    yield placed.compute("loss", ROOT_UNIT, Cost("chunk"))
 
 
 def _liger(placed: Placement) -> Iterator[Event]:
     """Forward and backward of head and loss in Liger's kernel, chunk by chunk."""
     s, fused = placed.s, placed.fused
-    yield _summed(placed, s.head_elements)
+    yield _summed_gradient(placed, s.head_elements)
     kept = s.units.root.stage.kept["none"].activation_bytes + LIGER_TOKEN_BYTES
     working = Alloc("activations", kept * s.tokens + s.boundary)
     # The logits of a chunk are freed when those of the next one have been computed.
@@ -114,15 +128,15 @@ def _liger(placed: Placement) -> Iterator[Event]:
     yield Instant((working, both))
     product = Alloc("unsharded_gradients", fused.product_bytes)
     yield Instant((working, Alloc("logits", fused.chunk_logits), product))
-    yield placed.compute("loss", ROOT, Cost("liger"))
+    yield placed.compute("loss", ROOT_UNIT, Cost("liger"))
 
 
-def _summed(placed: Placement, elements: float) -> Alloc:
+def _summed_gradient(placed: Placement, elements: float) -> Alloc:
     """Allocation of the head's gradient, summed over chunks; negative `elements` free it."""
     return Alloc("unsharded_gradients", elements * placed.head_gradient_bytes)
 
 
-def _kept(placed: Placement, moment: Moment) -> Alloc:
+def _chunk_activations(placed: Placement, moment: Moment) -> Alloc:
     """Activations alive during a chunk.
 
     The final norm's saved tensors and the head's input, a gradient of the same size, and what the
@@ -131,9 +145,9 @@ def _kept(placed: Placement, moment: Moment) -> Alloc:
     s = placed.s
     kept = s.units.root.stage.kept["none"].activation_bytes
     added = max(0.0, moment.activation_bytes - kept)
-    return Alloc("activations", kept * s.tokens + s.boundary + _of_chunk(placed, added))
+    return Alloc("activations", kept * s.tokens + s.boundary + _chunk_bytes(placed, added))
 
 
-def _of_chunk(placed: Placement, bytes_per_token: float) -> Floats:
+def _chunk_bytes(placed: Placement, bytes_per_token: float) -> Floats:
     """Bytes of the largest chunk of tokens."""
     return bytes_per_token * placed.s.chunk_tokens

@@ -8,8 +8,17 @@ from itertools import zip_longest
 import numpy as np
 
 from shardwise.predict.configurations import Bools, Floats, Ints
-from shardwise.predict.program.blocks import Group
-from shardwise.predict.program.events import Alloc, Cost, Event, Instant, Message, Run, Wait, Work
+from shardwise.predict.program.blocks import UnitGroup
+from shardwise.predict.program.events import (
+    Alloc,
+    Cost,
+    Event,
+    Instant,
+    Message,
+    Run,
+    Wait,
+    WorkKind,
+)
 from shardwise.predict.program.fused_loss import FusedLoss
 from shardwise.predict.program.sizes import MicroBatch, Sizes
 from shardwise.units.division import Exchange
@@ -50,7 +59,7 @@ class Placement:
         """The events before the first block."""
         raise NotImplementedError
 
-    def block_forward(self, m: MicroBatch, group: Group) -> Iterator[Event]:
+    def block_forward(self, m: MicroBatch, group: UnitGroup) -> Iterator[Event]:
         raise NotImplementedError
 
     def head_begins(self, m: MicroBatch) -> Iterator[Event]:
@@ -71,7 +80,7 @@ class Placement:
     def head_done(self, m: MicroBatch) -> Iterator[Event]:
         raise NotImplementedError
 
-    def block_backward(self, m: MicroBatch, group: Group) -> Iterator[Event]:
+    def block_backward(self, m: MicroBatch, group: UnitGroup) -> Iterator[Event]:
         raise NotImplementedError
 
     def last_backward(self, m: MicroBatch) -> Iterator[Event]:
@@ -114,7 +123,7 @@ class Placement:
 
     # ---- in common --------------------------------------------------------------------------
 
-    def resting(self) -> Iterator[Event]:
+    def allocate_resident(self) -> Iterator[Event]:
         """Allocate what is alive during the whole step: parameters, optimizer states, the batch."""
         here = ~self.c.offload
         yield Alloc("parameters", self.s.parameter_bytes * here)
@@ -138,7 +147,13 @@ class Placement:
         return Run("compute", "copy", name, unit, cost, **how)  # type: ignore[arg-type]
 
     def collective(
-        self, stream: str, work: Work, unit: int, cost: Cost, message: Message | None, **how: object
+        self,
+        stream: str,
+        work: WorkKind,
+        unit: int,
+        cost: Cost,
+        message: Message | None,
+        **how: object,
     ) -> Iterator[Event]:
         yield Run(stream, work, work, unit, cost, message=message, **how)  # type: ignore[arg-type]
         if self.waits:
@@ -148,8 +163,8 @@ class Placement:
         self, unit: int, *passes: tuple[tuple[Exchange, ...], Ints | Bools | int]
     ) -> Iterator[Event]:
         """Collectives inside blocks, for which compute waits; each pass with how often it runs."""
-        calls: dict[tuple[str, Work], Ints] = {}
-        sizes: dict[tuple[str, Work], Floats] = {}
+        calls: dict[tuple[str, WorkKind], Ints] = {}
+        sizes: dict[tuple[str, WorkKind], Floats] = {}
         for exchanges, times in passes:
             for one in exchanges:
                 key = one.axis, one.op
@@ -161,18 +176,19 @@ class Placement:
             whole = np.rint(size).astype(np.int64)
             yield Run(
                 axis, op, op, unit, Cost("exchange", (axis, op, often, size)),
-                after=("compute",), only=only(often > 0), message=Message(axis, whole, often),
+                after=("compute",), only=mask_or_none(often > 0),
+                message=Message(axis, whole, often),
             )  # fmt: skip
             yield Wait("compute", (axis,))
             if self.waits:
                 cost = Cost("dispatch", (op, often, size))
-                yield self.copy("dispatch", unit, cost, only=only(often > 0))
+                yield self.copy("dispatch", unit, cost, only=mask_or_none(often > 0))
 
     def exchanged_forward(self, unit: Unit, index: int) -> Iterator[Event]:
         """Collectives inside the blocks of a unit's forward."""
         yield from self.exchanged(index, *((b.stage.exchanges.forward, 1) for b in unit.blocks))
 
-    def exchanged_backward(self, group: Group) -> Iterator[Event]:
+    def exchanged_backward(self, group: UnitGroup) -> Iterator[Event]:
         """Collectives inside the blocks of a unit's backward, with those recomputation repeats."""
         passes: list[tuple[tuple[Exchange, ...], Ints | Bools | int]] = []
         for number, block in enumerate(group.unit.blocks):
@@ -180,7 +196,9 @@ class Placement:
             passes += [(block.stage.exchanges.backward, 1), (block.stage.exchanges.again, again)]
         yield from self.exchanged(group.place, *passes)
 
-    def once(self, key: tuple[object, ...], emit: Callable[[], Iterator[Event]]) -> Sequence[Event]:
+    def emit_once(
+        self, key: tuple[object, ...], emit: Callable[[], Iterator[Event]]
+    ) -> Sequence[Event]:
         """The events of `emit`, emitted once per key and reused in later micro-batches."""
         if key not in self._emitted:
             self._emitted[key] = tuple(emit())
@@ -200,25 +218,29 @@ class Placement:
             working = np.where(dropping, working, one.activation_bytes * self.s.tokens)
             copies: tuple[Alloc, ...] = ()
             if block.quantised:
-                copied = np.where(dropping, self.s.copied(block, other), self.s.copied(block, one))
+                copied = np.where(
+                    dropping,
+                    self.s.dequantised_copy_bytes(block, other),
+                    self.s.dequantised_copy_bytes(block, one),
+                )
                 copies = (Alloc("unsharded_parameters", copied),)
             yield Instant((Alloc("activations", working), *copies))
-        yield Alloc("activations", self.s.kept(block.stage, again))
+        yield Alloc("activations", self.s.kept_activation_bytes(block.stage, again))
 
-    def moved_activations(self, group: Group) -> Iterator[Event]:
+    def moved_activations(self, group: UnitGroup) -> Iterator[Event]:
         """The copies of a unit's saved activations to or from host memory, not overlapped."""
         rows = self.c.offload_activations
         if rows.any():
             cost = Cost("saved_moved", (group.unit, group.recomputed))
-            yield self.copy("offload", group.place, cost, only=only(rows))
+            yield self.copy("offload", group.place, cost, only=mask_or_none(rows))
 
     def dequantised(self, block: Unit, moment: Moment) -> tuple[Alloc, ...]:
         """Memory of the dequantised copy of a quantised matrix, while the copy is used."""
         if moment.copied is None:
             return ()
-        return (Alloc("unsharded_parameters", self.s.copied(block, moment)),)
+        return (Alloc("unsharded_parameters", self.s.dequantised_copy_bytes(block, moment)),)
 
 
-def only(rows: Bools) -> Bools | None:
+def mask_or_none(rows: Bools) -> Bools | None:
     """The mask for `Run.only`; None if it covers all rows."""
     return None if rows.all() else rows

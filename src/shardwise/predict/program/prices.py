@@ -126,10 +126,10 @@ class Prices:
 
     def gather_again(self, unit: Unit) -> Floats:
         """Seconds of the all-gather of a unit before its backward, over the resharded group."""
-        return self._gather(unit, self._left_by_reshard)
+        return self._gather(unit, self._resharded_degree)
 
     @cached_property
-    def _left_by_reshard(self) -> Ints:
+    def _resharded_degree(self) -> Ints:
         """Number of devices that parameters are sharded over between forward and backward."""
         c = self.s.c
         return np.where(c.reshard_group > 0, c.reshard_group, c.shard)
@@ -137,7 +137,7 @@ class Prices:
     def _gather(self, unit: Unit, group: Ints) -> Floats:
         message = self.s.gathered_bytes(unit)
         moved = self._ring(group, self.s.c.shard_stride, self.k).seconds(message)
-        return moved + self._moved_to_host(message)
+        return moved + self._host_copy_s(message)
 
     def scatter(self, unit: Unit) -> Floats:
         """Seconds of the reduce-scatter of a unit's gradients."""
@@ -145,9 +145,9 @@ class Prices:
         passes, c = 2.0 if self.h.on_cpu else 1.0, self.s.c
         message = self.s.trained(unit) * c.reduce_bytes
         moved = passes * self._ring(c.shard, c.shard_stride, self.k).seconds(message)
-        return moved + self._moved_to_host(message)
+        return moved + self._host_copy_s(message)
 
-    def _moved_to_host(self, message: Floats) -> Floats:
+    def _host_copy_s(self, message: Floats) -> Floats:
         """Seconds to copy an offloaded shard from or to the host; 0 without offload.
 
         Parameter shards are copied before each all-gather, gradients after each reduce-scatter.
@@ -177,7 +177,7 @@ class Prices:
 
     def exchange(self, axis: str, op: str, calls: Ints, size: Floats) -> Floats:
         """Seconds of `calls` collectives inside blocks, `size` bytes together, along one axis."""
-        c, h, k = self.s.c, self.h, self._inside
+        c, h, k = self.s.c, self.h, self._inner_coefficients
         degree, stride = c.tensor, c.tensor_stride
         if axis == "context":
             degree, stride = c.context, c.shard_stride
@@ -202,7 +202,7 @@ class Prices:
         return calls * self.k.exchange_latency_s + copied / self.copy_bandwidth
 
     @cached_property
-    def _inside(self) -> Coefficients:
+    def _inner_coefficients(self) -> Coefficients:
         """Coefficients of collectives inside blocks."""
         k = self.k
         # Where not fitted (0), the same as in any other ring.

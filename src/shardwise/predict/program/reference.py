@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from shardwise.predict.program.blocks import Group, groups, identity, neighbour
-from shardwise.predict.program.events import ROOT, Alloc, Cost, Event, Instant, Repeat
+from shardwise.predict.program.blocks import UnitGroup, groups, identity, neighbour
+from shardwise.predict.program.events import ROOT_UNIT, Alloc, Cost, Event, Instant, Repeat
 from shardwise.predict.program.placement import Placement
 from shardwise.predict.program.sizes import MicroBatch
 
@@ -28,24 +28,24 @@ def reference_forward(placed: Placement, m: MicroBatch) -> Iterator[Event]:
     # The trained model's own embedding and head are gathered until the end of its backward.
     owns_root = units.reference == "copy"
     if owns_root:
-        yield from placed.lend(units.root, ROOT)
-        yield from placed.lent(units.root, ROOT)
+        yield from placed.lend(units.root, ROOT_UNIT)
+        yield from placed.lent(units.root, ROOT_UNIT)
         yield Alloc("unsharded_parameters", placed.lent_bytes(units.root))
-    yield from placed.exchanged(ROOT, (units.lookup.forward, 1))
+    yield from placed.exchanged(ROOT_UNIT, (units.lookup.forward, 1))
     if units.blocks:
         yield from placed.lend(units.blocks[0], 0)
     none = np.zeros(placed.rows, dtype=np.int64)
     for group in groups(units, none, lambda index: identity(neighbour(units, index + 1))):
         body = tuple(_block(placed, group))
         yield from body if group.times is None else (Repeat(body, group.times),)
-    yield placed.compute("reference forward", ROOT, Cost("forward", (units.root,)))
-    yield from placed.exchanged_forward(units.root, ROOT)
+    yield placed.compute("reference forward", ROOT_UNIT, Cost("forward", (units.root,)))
+    yield from placed.exchanged_forward(units.root, ROOT_UNIT)
     yield _logits(placed)
     if owns_root:
         yield Alloc("unsharded_parameters", -placed.lent_bytes(units.root))
 
 
-def _block(placed: Placement, group: Group) -> Iterator[Event]:
+def _block(placed: Placement, group: UnitGroup) -> Iterator[Event]:
     """The events of one unit: gathered, the next one's gather issued, computed, and freed."""
     unit, index, s = group.unit, group.place, placed.s
     yield from placed.lent(unit, index)

@@ -44,52 +44,59 @@ class Sizes:
 
     def elements(self, unit: Unit) -> Floats:
         """Elements of a unit, padded as FSDP2 pads for each row's degree."""
-        return self._of(unit, "padded_numel")
+        return self._by_shard_degree(unit, "padded_numel")
 
     def gathered_bytes(self, unit: Unit) -> Floats:
         """Bytes of a gathered unit, in the compute dtype except weights gathered as stored."""
         gathered: Floats = self.elements(unit) * self.c.param_bytes
         if unit.uncast:
-            elements, stored = self._of(unit, "uncast_numel"), self._of(unit, "uncast_bytes")
+            elements, stored = (
+                self._by_shard_degree(unit, "uncast_numel"),
+                self._by_shard_degree(unit, "uncast_bytes"),
+            )
             gathered = gathered - elements * self.c.param_bytes + stored
         if unit.gathered_in_low_bits:
-            gathered = gathered - self._of(unit, "low_bit_numel") * (self.c.param_bytes - 1)
+            gathered = gathered - self._by_shard_degree(unit, "low_bit_numel") * (
+                self.c.param_bytes - 1
+            )
         if not unit.quantised:
             return gathered
         elements, stored = self.packed(unit)
         return gathered - elements * self.c.param_bytes + stored
 
-    def copied(self, block: Unit, moment: Moment) -> Floats:
+    def dequantised_copy_bytes(self, block: Unit, moment: Moment) -> Floats:
         """Bytes of the dequantised copy of a matrix that is alive at a moment of a block."""
         if moment.copied is None:
             return np.zeros(len(self.c))
-        return self._of(block, "copied_numel", moment.copied) * moment.copied_bytes
+        return self._by_shard_degree(block, "copied_numel", moment.copied) * moment.copied_bytes
 
     def packed(self, unit: Unit) -> tuple[Floats, Floats]:
         """Elements of a unit's quantised weights, and their bytes as stored."""
-        return self._of(unit, "packed_numel"), self._of(unit, "packed_bytes")
+        return self._by_shard_degree(unit, "packed_numel"), self._by_shard_degree(
+            unit, "packed_bytes"
+        )
 
     def trained(self, unit: Unit) -> Floats:
         """Elements of a unit's trained parameters, padded as FSDP2 pads."""
-        return self._of(unit, "padded_trained")
+        return self._by_shard_degree(unit, "padded_trained")
 
     def rearranged(self, unit: Unit) -> Floats:
         """Elements of a unit that are copied once more after an all-gather."""
-        return self._of(unit, "rearranged")
+        return self._by_shard_degree(unit, "rearranged")
 
     def rearranged_trained(self, unit: Unit) -> Floats:
         """Elements of a unit's gradients that are copied once more before a reduce-scatter."""
-        return self._of(unit, "rearranged_trained")
+        return self._by_shard_degree(unit, "rearranged_trained")
 
     def last_rearranged(self, unit: Unit) -> Floats:
         """Elements of the last of the gradients that `rearranged_trained` counts."""
-        return self._of(unit, "last_rearranged")
+        return self._by_shard_degree(unit, "last_rearranged")
 
     def held_while_scattered(self, unit: Unit) -> Floats:
         """Elements of a unit's gradients that FSDP still holds during their reduce-scatter."""
-        return self._of(unit, "held_while_scattered")
+        return self._by_shard_degree(unit, "held_while_scattered")
 
-    def _of(self, unit: Unit, size: str, *of: str) -> Floats:
+    def _by_shard_degree(self, unit: Unit, size: str, *of: str) -> Floats:
         """The size given by a method of `Unit`, for each row's degree of sharding."""
         key = (unit, size, *of)
         if key not in self._by_degree:
@@ -166,7 +173,7 @@ class Sizes:
         """A size of `Unit`, summed over all units of the model."""
         total = np.zeros(len(self.c))
         for unit, times in Counter(self.units.units).items():
-            total = total + times * self._of(unit, size)
+            total = total + times * self._by_shard_degree(unit, size)
         return total
 
     def _state(self, elements: Floats) -> Floats:
@@ -197,13 +204,13 @@ class Sizes:
         return boundary
 
     @cached_property
-    def looked_up(self) -> Floats:
+    def embedding_output_bytes(self) -> Floats:
         """Bytes of the embedding's output before a tensor group divides it along the sequence."""
         made: Floats = self.units.lookup_bytes * self.tokens
         return made
 
     @cached_property
-    def tied(self) -> float:
+    def tied_elements(self) -> float:
         """Elements of the trained table that embedding and head share; 0 if not tied."""
         sizes = [float(p.numel) for p in self.units.root.trained]
         return max(sizes, default=0.0) if self.units.tied else 0.0
@@ -219,11 +226,11 @@ class Sizes:
 
         The moments of a traced root also cover the embedding; those are left out.
         """
-        own = self.tied + sum(p.numel for p in self.units.root.trained if p.after_blocks)
+        own = self.tied_elements + sum(p.numel for p in self.units.root.trained if p.after_blocks)
         moments = self.units.root.stage.backward
         return tuple(m for m in moments if m.gradient_elements <= own) or moments[:1]
 
-    def kept(self, stage: Stage, recomputes: Bools | bool) -> Floats:
+    def kept_activation_bytes(self, stage: Stage, recomputes: Bools | bool) -> Floats:
         """Bytes of activations a block keeps on the device for its backward; 0 with offload."""
         return self.saved(stage, recomputes) * ~self.c.offload_activations
 
@@ -247,7 +254,7 @@ class Sizes:
         working = np.where(recomputes, unsaved.activation_bytes, selective)
         return working * self.tokens
 
-    def unread(self, stage: Stage, recomputes: Bools | bool) -> Floats:
+    def unread_bytes(self, stage: Stage, recomputes: Bools | bool) -> Floats:
         """Bytes that selective recomputation keeps but the backward does not read."""
         selective = self.c.selective & ~np.asarray(recomputes)
         return np.where(selective, stage.kept["selective"].unread_bytes, 0.0) * self.tokens

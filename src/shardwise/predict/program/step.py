@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwise.predict.configurations import Configurations, Ints
-from shardwise.predict.program.blocks import Group, groups
+from shardwise.predict.program.blocks import UnitGroup, groups
 from shardwise.predict.program.ddp import Replicated
 from shardwise.predict.program.events import (
-    ROOT,
+    ROOT_UNIT,
     Alloc,
     Cost,
     Event,
@@ -23,7 +23,7 @@ from shardwise.predict.program.events import (
     Repeat,
     Run,
     Wait,
-    timed,
+    without_memory_events,
 )
 from shardwise.predict.program.fsdp import Fsdp
 from shardwise.predict.program.loss import loss_backward, loss_forward
@@ -38,10 +38,10 @@ FIRST, MIDDLE, LAST = (
     MicroBatch(first=False, final=False),
     MicroBatch(first=False, final=True),
 )
-ONLY = MicroBatch(first=True, final=True)
+ONLY_MICRO_BATCH = MicroBatch(first=True, final=True)
 
 
-def shapes(c: Configurations) -> list[Ints]:
+def rows_by_shape(c: Configurations) -> list[Ints]:
     """Group rows by shape: arrays of row indices that agree on what decides the order of events."""
     sharded = c.sharded
     decides = [
@@ -64,7 +64,7 @@ def shapes(c: Configurations) -> list[Ints]:
 
 
 @dataclass
-class Part:
+class ProgramPart:
     """The rows of one shape, and their program."""
 
     rows: Ints
@@ -74,7 +74,7 @@ class Part:
     @cached_property
     def timed(self) -> Program:
         """The program without events that only memory needs."""
-        return timed(self.program)
+        return without_memory_events(self.program)
 
 
 class Steps(NamedTuple):
@@ -83,7 +83,7 @@ class Steps(NamedTuple):
     units: ModelUnits
     c: Configurations
     optimizer: Optimizer
-    parts: tuple[Part, ...]
+    parts: tuple[ProgramPart, ...]
 
 
 def emit_steps(
@@ -94,9 +94,9 @@ def emit_steps(
     With `waits`, hooks wait for each collective, as they do with Gloo.
     """
     parts = []
-    for rows in shapes(c):
+    for rows in rows_by_shape(c):
         sizes = Sizes(units, c.take(rows), optimizer)
-        parts.append(Part(rows, sizes, tuple(emit_step(_placed(sizes, waits)))))
+        parts.append(ProgramPart(rows, sizes, tuple(emit_step(_placement_of(sizes, waits)))))
     return Steps(units, c, optimizer, tuple(parts))
 
 
@@ -109,10 +109,10 @@ def step_program(
     apart: bool = False,
 ) -> Program:
     """The program of one step of rows of one shape; with `apart` equal units are not grouped."""
-    return tuple(emit_step(_placed(Sizes(units, c, optimizer), waits), apart=apart))
+    return tuple(emit_step(_placement_of(Sizes(units, c, optimizer), waits), apart=apart))
 
 
-def _placed(sizes: Sizes, waits: bool) -> Placement:
+def _placement_of(sizes: Sizes, waits: bool) -> Placement:
     kind = Fsdp if sizes.c.sharded[0] else Replicated
     return kind(sizes, waits=waits)
 
@@ -120,9 +120,9 @@ def _placed(sizes: Sizes, waits: bool) -> Placement:
 def emit_step(placed: Placement, *, apart: bool = False) -> Iterator[Event]:
     """The events of one optimizer step; with `apart` equal units are not grouped."""
     k, blocks = placed.c.accumulate, _Blocks.of(placed, apart)
-    yield from placed.resting()
+    yield from placed.allocate_resident()
     if k[0] == 1:
-        yield from _micro_batch(placed, ONLY, blocks)
+        yield from _micro_batch(placed, ONLY_MICRO_BATCH, blocks)
     else:
         yield from _micro_batch(placed, FIRST, blocks)
         if (k > 2).any():
@@ -135,8 +135,8 @@ def emit_step(placed: Placement, *, apart: bool = False) -> Iterator[Event]:
 class _Blocks(NamedTuple):
     """The groups of equal units in forward and in backward order, for every micro-batch."""
 
-    forward: tuple[Group, ...]
-    backward: tuple[Group, ...]
+    forward: tuple[UnitGroup, ...]
+    backward: tuple[UnitGroup, ...]
 
     @classmethod
     def of(cls, placed: Placement, apart: bool) -> _Blocks:
@@ -150,20 +150,22 @@ class _Blocks(NamedTuple):
 def _micro_batch(placed: Placement, m: MicroBatch, blocks: _Blocks) -> Iterator[Event]:
     yield from placed.begin(m)
     yield Phase("forward")
-    yield from _repeated(m, blocks.forward, placed.block_forward)
+    yield from _repeat_groups(m, blocks.forward, placed.block_forward)
     yield Phase("end of forward")
     yield from loss_forward(placed, m)
     yield from reference_forward(placed, m)
     yield Phase("loss backward")
     yield from loss_backward(placed, m)
     yield Phase("steady backward")
-    yield from _repeated(m, blocks.backward, placed.block_backward)
+    yield from _repeat_groups(m, blocks.backward, placed.block_backward)
     yield Phase("last backward")
     yield from placed.last_backward(m)
 
 
-def _repeated(
-    m: MicroBatch, found: tuple[Group, ...], emit: Callable[[MicroBatch, Group], Iterator[Event]]
+def _repeat_groups(
+    m: MicroBatch,
+    found: tuple[UnitGroup, ...],
+    emit: Callable[[MicroBatch, UnitGroup], Iterator[Event]],
 ) -> Iterator[Event]:
     """The events that `emit` gives for each group, as one Repeat if the group has `times`.
 
@@ -185,5 +187,5 @@ def _optimizer(placed: Placement) -> Iterator[Event]:
     yield Alloc("other", -placed.s.batch)
     yield Instant()
     yield Wait("compute", ("shard", "replicate", "scattered"))
-    yield Run("compute", "optimizer", "optimizer step", ROOT, Cost("optimizer"))
+    yield Run("compute", "optimizer", "optimizer step", ROOT_UNIT, Cost("optimizer"))
     yield from placed.gradients_dropped()

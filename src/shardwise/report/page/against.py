@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shardwise.observe.against import against, traffic_terms
+from shardwise.observe.against import compare_rank, traffic_terms
 from shardwise.report.compare import compare
 from shardwise.report.page.bars import badge
 from shardwise.report.page.chart import Axis, Series, chart
@@ -20,7 +20,7 @@ _STEPS: dict[Unit, Writer] = {"ns": lambda time: show_seconds(time / 1e9)}
 _PEAKS: dict[Unit, Writer] = {"bytes": lambda size: f"{size / 2**20:,.1f} MiB"}
 
 
-def against_section(subjects: Sequence[Subject]) -> Markup | None:
+def deviation_section(subjects: Sequence[Subject]) -> Markup | None:
     """Predicted against measured: all terms of one run; step time and memory of several.
 
     None if no run has both.
@@ -33,7 +33,7 @@ def against_section(subjects: Sequence[Subject]) -> Markup | None:
     overview = _overview(pairs)
     if len(pairs) >= _SCATTERED:
         overview = fragment(
-            _scattered(pairs), element("details", element("summary", "Table"), overview)
+            _scatter_plot(pairs), element("details", element("summary", "Table"), overview)
         )
     terms = [
         element("details", element("summary", one.name), _terms(one)) for one in pairs[:_MOST_TERMS]
@@ -47,7 +47,7 @@ def against_section(subjects: Sequence[Subject]) -> Markup | None:
     )  # fmt: skip
 
 
-def _scattered(pairs: Sequence[Subject]) -> Markup:
+def _scatter_plot(pairs: Sequence[Subject]) -> Markup:
     """Scatter plot of seconds per step: measured (x) against predicted (y)."""
     groups: dict[str, list[tuple[float, float, str]]] = {}
     for one in pairs:
@@ -98,7 +98,7 @@ def _profiled(one: Subject) -> Markup | None:
         return None
     rank = one.traced.summary.ranks[0]
     traffic = traffic_terms(one.predicted.traffic if one.predicted else (), rank)
-    terms = [*against(one.simulated, rank).terms, *traffic]
+    terms = [*compare_rank(one.simulated, rank).terms, *traffic]
     rows: list[list[Content]] = [[term.name, *_cells(term, _STEPS)] for term in terms]
     head = [f"profiled step, {rank.name}", badge("simulated"), badge("measured"), "error"]
     return table(head, rows)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwise.planning.plan import Plan
-from shardwise.report.page.against import against_section
-from shardwise.report.page.headline import about, tiles, verdict
+from shardwise.report.page.against import deviation_section
+from shardwise.report.page.headline import description_line, figure_tiles, verdict
 from shardwise.report.page.markup import Content, Markup, element
 from shardwise.report.page.memory import memory_section
 from shardwise.report.page.plans import plan_section
@@ -71,7 +71,7 @@ def _cell(subjects: Sequence[Subject], reasons: Content = None) -> str:
     first, alone = subjects[0], len(subjects) == 1
     sections: dict[str, Content] = {
         "Why": reasons,
-        "Predicted and measured": against_section(subjects),
+        "Predicted and measured": deviation_section(subjects),
         "Memory": memory_section(subjects),
         "Time": time_section(subjects),
     }
@@ -84,9 +84,11 @@ def _cell(subjects: Sequence[Subject], reasons: Content = None) -> str:
         element(
             "div",
             element("style", cell_style()),
-            element("p", about(first), class_="about") if alone and first.profile else None,
+            element("p", description_line(first), class_="about")
+            if alone and first.profile
+            else None,
             verdict(subjects),
-            tiles(first) if alone else None,
+            figure_tiles(first) if alone else None,
             drawn,
             class_="shardwise",
         )

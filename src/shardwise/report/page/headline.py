@@ -13,7 +13,12 @@ from shardwise.planning.reasons.settings import StepBatch
 from shardwise.planning.rows import Candidate
 from shardwise.predict.rates import comparison_error
 from shardwise.report.adapter import adapter_words
-from shardwise.report.estimate_words import NO_WAY, not_compared, way_words, ways_title
+from shardwise.report.estimate_words import (
+    NOTHING_FITS,
+    changes_title,
+    fitting_change_words,
+    not_compared,
+)
 from shardwise.report.money import size_words
 from shardwise.report.page.bars import badge
 from shardwise.report.page.markup import Markup, element
@@ -74,7 +79,7 @@ def _plan(one: Subject) -> Headline:
     told = [
         *_warning_words(plan),
         *compared,
-        *_aim_words(plan),
+        *_objective_words(plan),
         f"Step: {step_words(plan, winner)} (predicted)",
         *_batch_words(plan),
         memory_words(
@@ -112,7 +117,7 @@ def _warning_words(plan: Plan) -> list[str]:
     return [one.words(plan.units.blocks) for one in plan.warnings]
 
 
-def _aim_words(plan: Plan) -> list[str]:
+def _objective_words(plan: Plan) -> list[str]:
     """Sentences on trained adapters, the objective and the number of devices, if not default."""
     told = []
     model = plan.problem.model
@@ -137,16 +142,16 @@ def _nothing_fits(plan: Plan) -> Headline:
         return Headline("No recommendation.", _warning_words(plan), "bad")
     told = [
         *_warning_words(plan),
-        *_aim_words(plan),
+        *_objective_words(plan),
         *([f"{nearest_words(plan)} (predicted)"] if plan.rejected else []),
     ]
     others = [tip for tip in plan.tips if isinstance(tip, OtherParallelism)]
     told += [tip.words(plan.units.blocks) for tip in plan.tips if tip not in others]
     if plan.ways:
-        told.append(f"{ways_title(plan.ways, 'shardwise estimate', plan.for_stack)}:")
-        told += map(way_words, plan.ways)
+        told.append(f"{changes_title(plan.ways, 'shardwise estimate', plan.for_stack)}:")
+        told += map(fitting_change_words, plan.ways)
     elif len(others) == len(plan.tips):
-        told.append(NO_WAY)
+        told.append(NOTHING_FITS)
     told += [tip.words() for tip in others]
     return Headline(none_fits_words(plan), told, "fair" if plan.at_risk else "bad")
 
@@ -174,7 +179,7 @@ def _predicted(one: Subject) -> Headline:
 def _measured(one: Subject, measured: StepProfile) -> Headline:
     """Headline of a measured run: seconds per step, with the prediction and its error."""
     said, tone = f"{one.name} ran", "plain"
-    told = against_in_words(one)
+    told = deviation_words(one)
     if measured.time is not None:
         said = f"A step took {show_seconds(measured.time.step_s)} (measured)"
         # The headline tells of the time.
@@ -186,15 +191,15 @@ def _measured(one: Subject, measured: StepProfile) -> Headline:
     return Headline(f"{said}.", told, tone)
 
 
-def against_in_words(one: Subject) -> list[str]:
+def deviation_words(one: Subject) -> list[str]:
     """At most two sentences, measured against predicted: step time, then peak memory."""
     time = step_time(one.predicted, one.measured)
     peak = peak_memory(one.predicted, one.measured)
     starts = {"An undisturbed step took": time, "Memory peaked at": peak}
-    return [f"{start} {_against(term)}." for start, term in starts.items() if term is not None]
+    return [f"{start} {_term_words(term)}." for start, term in starts.items() if term is not None]
 
 
-def _against(term: Term) -> str:
+def _term_words(term: Term) -> str:
     """A measured value, then its prediction and error if there is one, as text."""
     guess, real = term.texts({"bytes": show_gib})
     error = (
@@ -210,7 +215,7 @@ def _why_slow(one: Subject) -> Headline:
     health = traced.health
     # Problems of a trace come first: they affect every figure below.
     broken = [f"{r.path.name}: {told}." for r in traced.summary.ranks for told in r.problems]
-    rest = [*broken[:_MOST_PROBLEMS], *against_in_words(one)]
+    rest = [*broken[:_MOST_PROBLEMS], *deviation_words(one)]
     if not traced.verdicts:
         tone = "good" if health.healthy else "fair"
         return Headline(f"{health.words()} (measured)", rest, tone)
@@ -248,8 +253,8 @@ def _fastest(ranked: list[tuple[Subject, StepProfile]], kind: str) -> Headline:
     `ranked` is sorted by tokens/s, highest first. `kind` is "predicted" or "measured".
     """
     best, profile = ranked[0]
-    alike = [s.name for s, p in ranked[1:] if _overlap(profile, p)]
-    others = [(s, p) for s, p in ranked[1:] if not _overlap(profile, p)]
+    alike = [s.name for s, p in ranked[1:] if _too_close(profile, p)]
+    others = [(s, p) for s, p in ranked[1:] if not _too_close(profile, p)]
     said = f"{best.name} is fastest"
     if alike:
         more = f" and {len(alike) - 3} more" if len(alike) > 3 else ""
@@ -284,7 +289,7 @@ def _errors(subjects: Sequence[Subject]) -> str:
     )
 
 
-def _overlap(one: StepProfile, other: StepProfile) -> bool:
+def _too_close(one: StepProfile, other: StepProfile) -> bool:
     """Whether two steps are too close to call, per token; false if they cannot be compared.
 
     Measured steps are compared by their spreads, predicted steps by the error of a comparison.
@@ -305,7 +310,7 @@ def _overlap(one: StepProfile, other: StepProfile) -> bool:
 # ---- tiles ----------------------------------------------------------------------------------
 
 
-def tiles(one: Subject) -> Markup | None:
+def figure_tiles(one: Subject) -> Markup | None:
     """HTML list of key figures: step time, throughput, MFU, memory, traffic; None without any."""
     found: list[Markup] = []
 
@@ -347,7 +352,7 @@ def tiles(one: Subject) -> Markup | None:
     return element("dl", found, class_="tiles") if found else None
 
 
-def about(one: Subject) -> str:
+def description_line(one: Subject) -> str:
     """One line about a subject: model, cluster and settings; or its number of traces."""
     profile = one.profile
     if profile is None:

@@ -40,13 +40,13 @@ def memory_section(subjects: Sequence[Subject]) -> Markup | None:
     for subject, profile in profiles if len(subjects) <= _MOST_RESERVES else []:
         told += _reserve(subject, profile, len(subjects) > 1)
     return fragment(
-        element("p", f"Memory at its peak, on the fullest device{_and_more(whole)}."),
+        element("p", f"Memory at its peak, on the fullest device{_overhead_words(whole)}."),
         bars(rows, _PARTS, show_memory, limit=limit, what="Memory at the peak by term"),
         [element("p", sentence, class_="fine") for sentence in told],
     )
 
 
-def _and_more(whole: bool) -> str:
+def _overhead_words(whole: bool) -> str:
     """Words for a sentence: that allocator overhead is included, if `whole`."""
     return ", with the allocator's overhead" if whole else ""
 

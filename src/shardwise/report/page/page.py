@@ -7,9 +7,9 @@ import hashlib
 from collections.abc import Sequence
 
 from shardwise.observe.diagnosis.verdict import OVERLAPPING
-from shardwise.report.page.against import against_section
+from shardwise.report.page.against import deviation_section
 from shardwise.report.page.chart import Axis, Series, chart
-from shardwise.report.page.headline import about, tiles, verdict
+from shardwise.report.page.headline import description_line, figure_tiles, verdict
 from shardwise.report.page.markup import Content, Markup, element, fragment
 from shardwise.report.page.memory import memory_section
 from shardwise.report.page.plans import front_section, plan_section, whatif_section
@@ -37,7 +37,7 @@ def write_page(subjects: Sequence[Subject], command: str) -> str:
     sections: dict[str, Content] = {
         "Plan": plan_section(first.plan) if first.plan is not None else None,
         "Sweep": sweep_section(subjects),
-        "Predicted and measured": against_section(subjects),
+        "Predicted and measured": deviation_section(subjects),
         "Memory": memory_section(subjects),
         "Time": time_section(subjects),
         "Timeline": timeline_section(subjects),
@@ -46,7 +46,7 @@ def write_page(subjects: Sequence[Subject], command: str) -> str:
         "FSDP units": units_section(subjects),
         "Memory and speed": front_section(first.plan) if first.plan is not None else None,
         "What if": whatif_section(first) if len(subjects) == 1 else None,
-        "Loss": _losses(subjects),
+        "Loss": _loss_chart(subjects),
         "Provenance": _provenance(subjects, command),
     }
     there = {name: content for name, content in sections.items() if content}
@@ -56,19 +56,25 @@ def write_page(subjects: Sequence[Subject], command: str) -> str:
             "header",
             element("p", "Shardwise report", class_="brand"),
             element("h1", title),
-            element("p", about(first) if len(subjects) == 1 else _names(subjects), class_="about"),
+            element(
+                "p",
+                description_line(first) if len(subjects) == 1 else _names(subjects),
+                class_="about",
+            ),
             verdict(subjects),
-            tiles(first) if len(subjects) == 1 else None,
+            figure_tiles(first) if len(subjects) == 1 else None,
         ),
         element(
             "nav",
-            element("ul", [element("li", element("a", n, href=f"#{_id(n)}")) for n in there]),
+            element(
+                "ul", [element("li", element("a", n, href=f"#{_element_id(n)}")) for n in there]
+            ),
             aria_label="sections",
         ),
         element(
             "main",
             [
-                element("section", element("h2", name), content, id=_id(name))
+                element("section", element("h2", name), content, id=_element_id(name))
                 for name, content in there.items()
             ],
             id="content",
@@ -102,7 +108,7 @@ def _document(title: str, body: Markup) -> str:
     return f"<!doctype html>\n{page}\n"
 
 
-def _id(name: str) -> str:
+def _element_id(name: str) -> str:
     """A section title as the id of an HTML element."""
     return name.lower().replace(" ", "-")
 
@@ -133,7 +139,7 @@ def _causes(subjects: Sequence[Subject]) -> Markup | None:
     return fragment(element("p", lead), parts)
 
 
-def _losses(subjects: Sequence[Subject]) -> Markup | None:
+def _loss_chart(subjects: Sequence[Subject]) -> Markup | None:
     """Chart of the loss at every logged step, and of held-out losses; None without losses."""
     lines = [
         Series(one.name, one.losses, "measured", number)

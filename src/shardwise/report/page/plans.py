@@ -13,7 +13,7 @@ from shardwise.report.page.bars import badge
 from shardwise.report.page.chart import Axis, Series, chart
 from shardwise.report.page.markup import Content, Markup, element, fragment, table
 from shardwise.report.page.subject import Subject
-from shardwise.report.plan_words import alike_words, ranked, rule_words
+from shardwise.report.plan_words import ranked_layouts, rule_words, too_close_words
 from shardwise.spec.quantity import GIB, show_count, show_seconds, show_whole
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy_words import (
@@ -48,7 +48,7 @@ def reasons_list(plan: Plan) -> Markup:
 
 def shown_layouts(plan: Plan) -> list[Candidate]:
     """The configurations in the table of layouts, in its order."""
-    return ranked(plan, _LAYOUTS)
+    return ranked_layouts(plan, _LAYOUTS)
 
 
 def layouts_table(plan: Plan, named: Named = lambda _, name: name) -> Markup:
@@ -64,7 +64,7 @@ def layouts_table(plan: Plan, named: Named = lambda _, name: name) -> Markup:
         for b in plan.baselines if b.candidate is None
     ]  # fmt: skip
     notes = [
-        alike_words(plan),
+        too_close_words(plan),
         rule_words(plan) if len(plan.layouts) > 1 and plan.objective != "memory" else "",
         f"{plan.considered:,} configurations priced, {plan.fitting:,} fit.",
     ]
@@ -112,9 +112,9 @@ def front_section(plan: Plan) -> Markup | None:
     x = Axis("memory per device", lambda gib: f"{gib:,.0f} GiB", from_zero=True)
     y = Axis("tokens/s", show_count, from_zero=True)
     series = [
-        _points("fastest at this memory", front, 0, True),
-        _points("best of another layout", others, 1, False),
-        _points("recommended", [plan.winner], 2, False)._replace(strong=True),
+        _point_series("fastest at this memory", front, 0, True),
+        _point_series("best of another layout", others, 1, False),
+        _point_series("recommended", [plan.winner], 2, False)._replace(strong=True),
     ]
     alt = (
         f"Tokens per second against memory per device: the recommended configuration reaches "
@@ -123,7 +123,7 @@ def front_section(plan: Plan) -> Markup | None:
     return chart(x, y, series, alt)
 
 
-def _points(name: str, found: Sequence[Candidate], colour: int, line: bool) -> Series:
+def _point_series(name: str, found: Sequence[Candidate], colour: int, line: bool) -> Series:
     """Configurations as a series of (GiB per device, tokens/s)."""
     return Series(
         name,

@@ -75,7 +75,7 @@ def _folder(folder: Path) -> list[Subject]:
         file.parent for file in folder.glob("*/**/run.toml")
         if (file.parent / "prediction.json").is_file()
     )  # fmt: skip
-    found += _many(folder, inner)
+    found += _folder_subjects(folder, inner)
     files = traces_in(folder)
     traces = [file for file in files if _is_trace(file)]
     if traces:
@@ -93,18 +93,18 @@ def _folder(folder: Path) -> list[Subject]:
     return [found[0]._replace(notes=(*found[0].notes, *left)), *found[1:]]
 
 
-def _many(folder: Path, runs: list[Path]) -> list[Subject]:
+def _folder_subjects(folder: Path, runs: list[Path]) -> list[Subject]:
     """Read the runs in a folder; rounds of one contender of `compare` become one subject."""
     subjects = []
     # Only a single run gets a note that nothing was profiled.
     for contender, group in groupby(runs, key=contender_of):
         name = "/".join(contender.relative_to(folder).parts)
         rounds = [_run_folder(run, name, alone=False) for run in group]
-        subjects.append(rounds[0] if len(rounds) == 1 else _rounds(rounds))
+        subjects.append(rounds[0] if len(rounds) == 1 else _median_round(rounds))
     return subjects
 
 
-def _rounds(rounds: list[Subject]) -> Subject:
+def _median_round(rounds: list[Subject]) -> Subject:
     """The round with the median step time; its spread is the range over all rounds."""
     timed = [r for r in rounds if r.measured is not None and r.measured.time is not None]
     if not timed:
@@ -137,11 +137,11 @@ def one_step(profile: StepProfile) -> float:
 def _run_folder(folder: Path, name: str, *, alone: bool = True) -> Subject:
     """Read a run folder; without profiled steps, a run that is `alone` notes how to profile."""
     run = read_run(folder / "run.toml").resolved()
-    predicted = _kept(folder / "prediction.json")
-    measured = _kept(folder / "measurement.json")
+    predicted = _saved_profile(folder / "prediction.json")
+    measured = _saved_profile(folder / "measurement.json")
     windows = profiled_windows(folder / TRACES)
-    traced = _traced(traces_in(windows[-1]), run.cluster) if windows else None
-    simulated, notes = _simulated(run)
+    traced = _trace_of(traces_in(windows[-1]), run.cluster) if windows else None
+    simulated, notes = _simulated_timeline(run)
     if traced is None and alone:
         notes += (
             f"No profiled steps. To profile: shardwise train {folder / 'run.toml'} --profile 3",
@@ -161,7 +161,7 @@ def _run_folder(folder: Path, name: str, *, alone: bool = True) -> Subject:
     )
 
 
-def _kept(path: Path) -> StepProfile | None:
+def _saved_profile(path: Path) -> StepProfile | None:
     """The profile saved at `path`; None if there is no such file."""
     return read_profile_file(path) if path.is_file() else None
 
@@ -191,7 +191,7 @@ def _logged(path: Path, key: str) -> list[tuple[int, float]]:
 def _file(path: Path) -> list[Subject]:
     """Read a run.toml, or the JSON or JSON lines that a command printed with --json."""
     if path.suffix == ".toml":
-        return [_planned({"run": path}, path.stem, str(path))]
+        return [_planned_subject({"run": path}, path.stem, str(path))]
     if path.suffix not in (".json", ".jsonl"):
         raise SpecError(f"{path}: is not a run folder, a run.toml, a trace or the output of --json")
     if path.suffix == ".jsonl":
@@ -199,20 +199,20 @@ def _file(path: Path) -> list[Subject]:
         told = [parse_json(line, f"report: {path}") for line in lines if line.strip()]
     else:
         told = read_json(path, "report", _MOST_BYTES)
-    return list(_told(told, path.stem, path))
+    return list(_json_subjects(told, path.stem, path))
 
 
-def _told(told: Any, name: str, path: Path) -> Iterator[Subject]:
+def _json_subjects(told: Any, name: str, path: Path) -> Iterator[Subject]:
     """Subjects in parsed JSON: a profile, a prediction with its measurement, a plan, or a list."""
     if isinstance(told, list):
         if not told:
             raise SpecError(f"{path}: is an empty list")
         for number, one in enumerate(told, start=1):
-            yield from _told(one, f"{name} {number}", path)
+            yield from _json_subjects(one, f"{name} {number}", path)
         return
     if not isinstance(told, Mapping):
         raise SpecError(f"{path}: contains neither profiles nor a plan")
-    name = _short(str(told.get("name") or name))
+    name = _short_name(str(told.get("name") or name))
     if "provenance" in told:
         profile = read_profile(told, str(path))
         one = Subject(name=name, origin=str(path))
@@ -231,7 +231,7 @@ def _told(told: Any, name: str, path: Path) -> Iterator[Subject]:
         job = told["job"] if isinstance(told["job"], Mapping) else {}
         settings = {k: job.get(k) for k in ("seq_len", "global_batch", "optimizer")}
         asked = {"model": str(told["model"]), "cluster": str(told["cluster"]), **settings}
-        yield _planned(asked, name, str(path), chosen=True)
+        yield _planned_subject(asked, name, str(path), chosen=True)
     else:
         raise SpecError(
             f"{path}: is not the --json output of estimate, plan or train; pass such a file, a "
@@ -239,12 +239,14 @@ def _told(told: Any, name: str, path: Path) -> Iterator[Subject]:
         )
 
 
-def _short(name: str) -> str:
+def _short_name(name: str) -> str:
     """The name, cut to `_LONGEST_NAME` characters."""
     return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
 
 
-def _planned(asked: dict[str, Any], name: str, origin: str, chosen: bool = False) -> Subject:
+def _planned_subject(
+    asked: dict[str, Any], name: str, origin: str, chosen: bool = False
+) -> Subject:
     """Subject of a run.toml or a plan, planned again from its settings.
 
     With `chosen`, the strategy of the winner replaces that of the run. `asked` has only settings
@@ -254,7 +256,7 @@ def _planned(asked: dict[str, Any], name: str, origin: str, chosen: bool = False
     plan, notes = plan_of(run, asked)
     if chosen and plan is not None and plan.winner is not None:
         run = run._replace(strategy=plan.winner.strategy, job=plan.problem.job)
-    simulated, more = _simulated(run)
+    simulated, more = _simulated_timeline(run)
     return Subject(
         name=run.model.name if chosen else name,
         origin=origin,
@@ -277,7 +279,7 @@ def plan_of(run: RunSpec, asked: dict[str, Any]) -> tuple[Plan | None, tuple[str
         return None, tuple(f"No plan: {problem}." for problem in error.problems)
 
 
-def _simulated(run: RunSpec) -> tuple[Any, tuple[str, ...]]:
+def _simulated_timeline(run: RunSpec) -> tuple[Any, tuple[str, ...]]:
     """The timeline of a simulated step; or None and a note on why there is none."""
     simulated = replay_run(run)
     if simulated is not None:
@@ -296,12 +298,12 @@ def _traces(paths: list[Path], cluster: ClusterSpec | None, name: str = "") -> S
     return Subject(
         name=name or paths[0].name.removesuffix(".gz").removesuffix(".json"),
         origin=origin,
-        traced=_traced(paths, cluster),
+        traced=_trace_of(paths, cluster),
         notes=("A trace alone has no prediction; pass the run folder to compare with one.",),
     )
 
 
-def _traced(paths: list[Path], cluster: ClusterSpec | None) -> Trace | None:
+def _trace_of(paths: list[Path], cluster: ClusterSpec | None) -> Trace | None:
     """The analysis of traces, one file per rank; None without files."""
     if not paths:
         return None

@@ -50,7 +50,7 @@ def timeline_section(subjects: Sequence[Subject]) -> Markup | None:
     steps, remarks = _steps(subjects)
     if not steps:
         return None
-    told = packed(steps)
+    told = steps_json(steps)
     legend = element(
         "ul",
         [element("li", element("i", class_=f"p-{name}"), text) for name, text in (
@@ -129,7 +129,7 @@ def _measured(subject: Subject, of: str, remarks: list[str]) -> Iterator[Step]:
     assert subject.traced is not None
     joined = subject.traced.summary.joined
     ranks = subject.traced.summary.ranks
-    resting = _resting(subject)
+    resting = _resident_bytes(subject)
     merged = curve_peak = 0
     for number, rank in enumerate(ranks):
         if rank.timeline is None:
@@ -142,7 +142,7 @@ def _measured(subject: Subject, of: str, remarks: list[str]) -> Iterator[Step]:
         if rank.on_cpu:
             cut = replace(cut, memory_bytes=cut.memory_bytes + resting)
         curve_peak = max(curve_peak, int(cut.memory_bytes.max(initial=0)))
-        thinned = thin(cut, MOST_OF_ONE)
+        thinned = thin_out(cut, MOST_OF_ONE)
         merged += len(cut) - len(thinned)
         yield Step(f"{of}{rank.name}", "measured", thinned, window[1] - window[0])
     remarks += _other_peak(subject, of, curve_peak)
@@ -181,7 +181,7 @@ def _middle_step(ranks: Sequence[RankSummary], number: int) -> tuple[int, int]:
     return windows[place] if place < len(windows) else ranks[number].span
 
 
-def _resting(subject: Subject) -> int:
+def _resident_bytes(subject: Subject) -> int:
     """Bytes of parameters and optimizer states that the run measured; 0 if it did not."""
     if subject.measured is None or subject.measured.memory is None:
         return 0
@@ -189,7 +189,7 @@ def _resting(subject: Subject) -> int:
     return terms.get("parameters", 0) + terms.get("optimizer", 0)
 
 
-def thin(timeline: Timeline, most: int) -> Timeline:
+def thin_out(timeline: Timeline, most: int) -> Timeline:
     """Merge short neighbouring spans of one kind on one lane until at most `most` spans remain."""
     order = np.lexsort((timeline.start_ns, timeline.lane))
     names = ("lane", "start_ns", "end_ns", "kind", "name", "unit", "bytes")
@@ -225,7 +225,7 @@ def thin(timeline: Timeline, most: int) -> Timeline:
 # ---- packing --------------------------------------------------------------------------------
 
 
-def packed(steps: Sequence[Step]) -> dict[str, Any]:
+def steps_json(steps: Sequence[Step]) -> dict[str, Any]:
     """Steps as JSON for the page's script: columns of spans and a memory curve for each step.
 
     Names are stored once for all steps. Times are in ticks of `tick_ns` nanoseconds.
@@ -238,13 +238,13 @@ def packed(steps: Sequence[Step]) -> dict[str, Any]:
         "begin_ns": first,
         "length_ns": last - first,
         "tick_ns": tick,
-        "steps": [_packed(step, first, tick, names) for step in steps],
+        "steps": [_step_json(step, first, tick, names) for step in steps],
         "kinds": list(KINDS),
         "names": list(names),
     }
 
 
-def _packed(step: Step, first: int, tick: int, names: dict[str, int]) -> dict[str, Any]:
+def _step_json(step: Step, first: int, tick: int, names: dict[str, int]) -> dict[str, Any]:
     """One step as JSON; times are ticks since `first`, and new names are added to `names`."""
     t = step.timeline
     used = np.unique(t.lane).tolist()
@@ -253,7 +253,7 @@ def _packed(step: Step, first: int, tick: int, names: dict[str, int]) -> dict[st
     start = (t.start_ns[order] - first) // tick
     length = np.maximum(1, (t.end_ns[order] - t.start_ns[order]) // tick)
     starts = np.diff(start, prepend=0)  # differences repeat, and deflate to less
-    columns = [lane, starts, length, t.kind[order], _named(t, order, names)]
+    columns = [lane, starts, length, t.kind[order], _name_codes(t, order, names)]
     points = _curve(t)
     return {
         "name": visible(step.name),
@@ -261,17 +261,17 @@ def _packed(step: Step, first: int, tick: int, names: dict[str, int]) -> dict[st
         "length_ns": step.length_ns,
         "lanes": [visible(t.lanes[n]) for n in used],
         "spans": len(t),
-        "columns": _deflated(np.stack(columns).astype(np.int32)),
+        "columns": _deflate(np.stack(columns).astype(np.int32)),
         "memory": {
             "points": points.shape[1],
-            "columns": _deflated(
+            "columns": _deflate(
                 np.stack([(points[0] - first) // tick, points[1] // 1024]).astype(np.int32)
             ),
         },
     }
 
 
-def _named(t: Timeline, order: npt.NDArray[np.int64], names: dict[str, int]) -> Any:
+def _name_codes(t: Timeline, order: npt.NDArray[np.int64], names: dict[str, int]) -> Any:
     """The code of each span's name on the page, in `order`; new names are added to `names`.
 
     The name of a span ends with its FSDP unit, if it has one.
@@ -300,7 +300,7 @@ def _curve(t: Timeline) -> npt.NDArray[np.int64]:
     return points.astype(np.int64)
 
 
-def _deflated(columns: npt.NDArray[np.int32]) -> str:
+def _deflate(columns: npt.NDArray[np.int32]) -> str:
     """Integers as little-endian 32-bit, deflated, in base64."""
     raw = columns.astype("<i4").tobytes()
     return base64.b64encode(zlib.compress(raw, 9)).decode("ascii")

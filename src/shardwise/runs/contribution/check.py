@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from shardwise.predict.work import model_flops_per_token
 from shardwise.runs.contribution.limits import (
     device_memory,
+    duration_problems,
     fastest_link,
     peak_flops,
     step_times,
-    too_long,
 )
 from shardwise.runs.contribution.record import Contribution, MemoryTerm, Step
 from shardwise.spec.quantity import show_gib
@@ -36,11 +36,11 @@ MOST_STRETCHED = 1000
 _RELEASE = re.compile(r"[0-9]+(\.[0-9]+)*")
 
 
-def impossible(one: Contribution) -> list[str]:
+def impossible_numbers(one: Contribution) -> list[str]:
     """A sentence for each number that contradicts physics or another number of the record."""
     checks: tuple[Callable[[Contribution], Iterator[str]], ...] = (
         _layout, _versions, _positions, _parameters, _device, _tokens, _work, device_memory,
-        _memory, too_long, _times, _rates, _links,
+        _memory, duration_problems, _times, _rates, _links,
     )  # fmt: skip
     try:
         return [problem for check in checks for problem in check(one)]

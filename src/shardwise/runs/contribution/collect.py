@@ -13,8 +13,8 @@ from typing import Any, get_args
 
 import msgspec
 
-from shardwise.observe.observation import read_shares
-from shardwise.runs.contribution.check import impossible
+from shardwise.observe.observation import read_step_shares
+from shardwise.runs.contribution.check import impossible_numbers
 from shardwise.runs.contribution.record import (
     TARGETS,
     VERSION,
@@ -102,7 +102,7 @@ def _name(layout: object, number: int, taken: Container[str]) -> str:
 
 def _refuse_impossible(contribution: Contribution, where: str) -> None:
     """Raise SpecError if a number of the contribution is impossible."""
-    problems = impossible(contribution)
+    problems = impossible_numbers(contribution)
     if problems:
         raise SpecError(f"{where}: {problem}" for problem in problems)
 
@@ -223,7 +223,7 @@ def _host(environment: Mapping[str, Any]) -> Host:
     machine = next((one for one in get_args(Machine) if f"-{one}-" in f"{platform}-"), None)
     return Host.read(
         {
-            "system": _word(platform.partition("-")[0], get_args(System)),
+            "system": _known_word(platform.partition("-")[0], get_args(System)),
             "machine": machine,
             "cores": _count(environment.get("cores")),
             "threads": _count(environment.get("threads")),
@@ -246,7 +246,7 @@ def _version(text: object) -> str | None:
     return release[0] if release else None
 
 
-def _word(text: str, known: tuple[Any, ...]) -> Any:
+def _known_word(text: str, known: tuple[Any, ...]) -> Any:
     """The text if it is one of the known words, else None."""
     return text if text in known else None
 
@@ -283,7 +283,7 @@ def _adapter(adapter: Adapter) -> AdapterShape:
 
 def _with_shares(measured: StepProfile, folder: Path) -> StepProfile:
     """The measured step with its compute and exposed communication, if the run was profiled."""
-    shares = read_shares(folder)
+    shares = read_step_shares(folder)
     if shares is None or measured.time is None:
         return measured
     step_s = measured.time.step_s
@@ -300,15 +300,15 @@ def _step(profile: StepProfile) -> Step:
         raise SpecError("contribute: the run does not say which version of Shardwise measured it")
     return Step(
         shardwise=version,
-        memory=_kept(Memory, profile.memory),
-        traffic=tuple(_kept(Collective, one) for one in profile.traffic),
-        work=_kept(Work, profile.work),
-        time=_kept(Time, profile.time),
-        throughput=_kept(Throughput, profile.throughput),
+        memory=_record_of(Memory, profile.memory),
+        traffic=tuple(_record_of(Collective, one) for one in profile.traffic),
+        work=_record_of(Work, profile.work),
+        time=_record_of(Time, profile.time),
+        throughput=_record_of(Throughput, profile.throughput),
     )
 
 
-def _kept(record: type[Record], part: Any) -> Any:
+def _record_of(record: type[Record], part: Any) -> Any:
     """A `record` with its fields taken from a part of a profile; None without the part."""
     if part is None:
         return None

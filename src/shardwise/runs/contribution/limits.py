@@ -37,7 +37,7 @@ MOST_PREDICTED = 10
 LONGEST_RUN_S = 366 * 86_400
 
 
-def too_long(one: Contribution) -> Iterator[str]:
+def duration_problems(one: Contribution) -> Iterator[str]:
     """Yield a problem if the run took longer than a year."""
     time = one.measured.time
     if time is not None and one.steps * time.step_s > LONGEST_RUN_S:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwise.spec.record import SpecError, did_you_mean
-from shardwise.stacks.outcomes import Outcome, plain
+from shardwise.stacks.outcomes import Outcome, plain_text
 from shardwise.stacks.read import deepspeed, fsdp1, known_keys
 from shardwise.stacks.read.imported import (
     Imported,
     Reading,
-    flag,
+    boolean,
     list_unknown,
-    section,
-    whole,
-    word,
+    positive_integer,
+    subtable,
+    upper_case_text,
 )
 
 PRECISION = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
@@ -36,7 +36,7 @@ def read(table: Mapping[str, object]) -> Imported:
         reading.lose("micro_batch", "the batch_size of the script's DataLoader is not in this file")
     if "accumulate" not in reading.strategy:
         reading.lose("accumulate", _OF_SCRIPT)
-    return reading.done()
+    return reading.finish()
 
 
 def _strategy(table: Mapping[str, object]) -> Reading:
@@ -44,18 +44,20 @@ def _strategy(table: Mapping[str, object]) -> Reading:
     reading = Reading("an accelerate configuration")
     # YAML reads a bare `no` as false.
     given = table.get("distributed_type")
-    kind = "NO" if given is False else word(table, "distributed_type", "NO")
+    kind = "NO" if given is False else upper_case_text(table, "distributed_type", "NO")
     list_unknown(reading, table, known_keys.ACCELERATE)
-    reading.machines = whole(table, "num_machines") or 1
-    reading.processes = whole(table, "num_processes") if table.get("num_processes") != -1 else None
-    reading.cpu = flag(table, "use_cpu", otherwise=False) or kind == "MULTI_CPU"
+    reading.machines = positive_integer(table, "num_machines") or 1
+    reading.processes = (
+        positive_integer(table, "num_processes") if table.get("num_processes") != -1 else None
+    )
+    reading.cpu = boolean(table, "use_cpu", otherwise=False) or kind == "MULTI_CPU"
     if kind == "FSDP":
         _read_fsdp(table, reading)
     elif kind in _REPLICATED:
         reading.given("distributed_type", {"kind": "ddp"}, kind, naming="value")
     elif kind == "NO":
         reading.processes = reading.machines = 1
-        _settle(reading, "distributed_type", given, "NO", {"kind": "single"})
+        _set_or_default(reading, "distributed_type", given, "NO", {"kind": "single"})
     elif kind == "DEEPSPEED":
         _read_deepspeed(table, reading)
     else:
@@ -68,18 +70,18 @@ def _strategy(table: Mapping[str, object]) -> Reading:
     if kind != "DEEPSPEED":
         _read_precision(table, reading)
     _read_unused(table, kind, reading)
-    accumulate = whole(table, "gradient_accumulation_steps")
+    accumulate = positive_integer(table, "gradient_accumulation_steps")
     if accumulate:
         reading.given("gradient_accumulation_steps", {"accumulate": accumulate})
-    dynamo = _named(section(table, "dynamo_config"), "dynamo_")
-    list_unknown(reading, dynamo, _with("dynamo_", known_keys.DYNAMO), "dynamo_config.")
-    backend = word(dynamo, "dynamo_backend", "NO")
+    dynamo = _settings_with_prefix(subtable(table, "dynamo_config"), "dynamo_")
+    list_unknown(reading, dynamo, _with_prefix("dynamo_", known_keys.DYNAMO), "dynamo_config.")
+    backend = upper_case_text(dynamo, "dynamo_backend", "NO")
     if backend != "NO":
         reading.given("dynamo_backend", {"compile": True}, backend, naming="pair")
     return reading
 
 
-def _settle(
+def _set_or_default(
     reading: Reading,
     key: str,
     given: object,
@@ -97,7 +99,7 @@ def _settle(
         reading.given(key, fields, holds, why, naming="pair")
 
 
-def _named(table: Mapping[str, object], prefix: str) -> dict[str, object]:
+def _settings_with_prefix(table: Mapping[str, object], prefix: str) -> dict[str, object]:
     """The settings with `prefix` before each name; accelerate accepts both forms."""
     return {
         name if name.startswith(prefix) else f"{prefix}{name}": value
@@ -105,7 +107,7 @@ def _named(table: Mapping[str, object], prefix: str) -> dict[str, object]:
     }
 
 
-def _with(prefix: str, names: tuple[str, ...]) -> tuple[str, ...]:
+def _with_prefix(prefix: str, names: tuple[str, ...]) -> tuple[str, ...]:
     """The names, each with the prefix."""
     return tuple(f"{prefix}{name}" for name in names)
 
@@ -126,7 +128,7 @@ def _read_precision(table: Mapping[str, object], reading: Reading) -> None:
     """Read `mixed_precision` as the dtypes of parameters and reductions."""
     written = table.get("mixed_precision")
     # YAML reads a bare `no` as false.
-    given = "no" if written is None or written is False else plain(written).lower()
+    given = "no" if written is None or written is False else plain_text(written).lower()
     if given not in PRECISION:
         raise SpecError(f"mixed_precision: {given[:40]!r} is not one of {', '.join(PRECISION)}")
     if given == "fp8":
@@ -137,14 +139,14 @@ def _read_precision(table: Mapping[str, object], reading: Reading) -> None:
     reading.strategy = {"param_dtype": dtype, "reduce_dtype": reduce, **reading.strategy}
     same = ", the dtype in which accelerate reduces" if sharded and dtype != "fp32" else ""
     dtypes: dict[str, object] = {"param_dtype": dtype, "reduce_dtype": reduce}
-    _settle(reading, "mixed_precision", written, given, dtypes, same)
+    _set_or_default(reading, "mixed_precision", written, given, dtypes, same)
 
 
 def _read_fsdp(table: Mapping[str, object], reading: Reading) -> None:
     """Read `fsdp_config` and `parallelism_config`."""
-    settings = _named(section(table, "fsdp_config"), "fsdp_")
-    list_unknown(reading, settings, _with("fsdp_", known_keys.FSDP), "fsdp_config.")
-    version = whole(settings, "fsdp_version") or 1
+    settings = _settings_with_prefix(subtable(table, "fsdp_config"), "fsdp_")
+    list_unknown(reading, settings, _with_prefix("fsdp_", known_keys.FSDP), "fsdp_config.")
+    version = positive_integer(settings, "fsdp_version") or 1
     if version > 2:
         raise SpecError(f"fsdp_version: must be 1 or 2, not {version}")
     if settings.get("fsdp_version") is None:
@@ -152,10 +154,10 @@ def _read_fsdp(table: Mapping[str, object], reading: Reading) -> None:
     if version == 1:
         _read_fsdp1(settings, reading)
     else:
-        keeps = flag(settings, "fsdp_reshard_after_forward", otherwise=True)
+        keeps = boolean(settings, "fsdp_reshard_after_forward", otherwise=True)
         said = settings.get("fsdp_reshard_after_forward")
         becomes: dict[str, object] = {"kind": "zero3" if keeps else "zero2"}
-        _settle(reading, "fsdp_reshard_after_forward", said, keeps, becomes)
+        _set_or_default(reading, "fsdp_reshard_after_forward", said, keeps, becomes)
         for name in ("sharding_strategy", "backward_prefetch", "forward_prefetch"):
             if settings.get(f"fsdp_{name}") is not None:
                 reading.lose(f"fsdp_{name}", "accelerate reads it with fsdp_version 1 only")
@@ -168,13 +170,13 @@ def _read_fsdp(table: Mapping[str, object], reading: Reading) -> None:
         {"grad_sync": "last"},
     )
     if reading.strategy["kind"] != "ddp":
-        reading.strategy["offload"] = flag(settings, "fsdp_offload_params", otherwise=False)
-    elif flag(settings, "fsdp_offload_params", otherwise=False):
+        reading.strategy["offload"] = boolean(settings, "fsdp_offload_params", otherwise=False)
+    elif boolean(settings, "fsdp_offload_params", otherwise=False):
         reading.lose("fsdp_offload_params", "Shardwise offloads sharded states only")
-    recompute = flag(settings, "fsdp_activation_checkpointing", otherwise=False)
+    recompute = boolean(settings, "fsdp_activation_checkpointing", otherwise=False)
     reading.strategy["recompute"] = "full" if recompute else "none"
     _read_units(settings, reading)
-    _read_degrees(section(table, "parallelism_config"), reading)
+    _read_degrees(subtable(table, "parallelism_config"), reading)
 
 
 def _read_fsdp1(settings: Mapping[str, object], reading: Reading) -> None:
@@ -183,7 +185,7 @@ def _read_fsdp1(settings: Mapping[str, object], reading: Reading) -> None:
     if settings.get(key) is None and settings.get("fsdp_reshard_after_forward") is not None:
         # Newer versions of accelerate use this key for FSDP1 too.
         key = "fsdp_reshard_after_forward"
-    given = word(settings, key, "FULL_SHARD")
+    given = upper_case_text(settings, key, "FULL_SHARD")
     given = {"TRUE": "FULL_SHARD", "FALSE": "SHARD_GRAD_OP"}.get(given, given)
     name = SHARDING[int(given) - 1] if given in ("1", "2", "3", "4", "5") else given
     name = {"HYBRID_SHARD_ZERO2": "_HYBRID_SHARD_ZERO2"}.get(name, name)
@@ -195,7 +197,7 @@ def _read_fsdp1(settings: Mapping[str, object], reading: Reading) -> None:
     fsdp1.set_sharding(reading, name, absent=key if settings.get(key) is None else "")
     if reading.strategy["kind"] == "ddp":
         return
-    prefetch = word(settings, "fsdp_backward_prefetch", "NO_PREFETCH")
+    prefetch = upper_case_text(settings, "fsdp_backward_prefetch", "NO_PREFETCH")
     prefetch = {"NO_PREFETCH": "None", "1": "BACKWARD_PRE", "2": "BACKWARD_POST"}.get(
         prefetch, prefetch
     )
@@ -206,20 +208,20 @@ def _read_fsdp1(settings: Mapping[str, object], reading: Reading) -> None:
         )
     absent = settings.get("fsdp_backward_prefetch") is None
     fsdp1.set_prefetch(reading, prefetch, absent="fsdp_backward_prefetch" if absent else "")
-    if flag(settings, "fsdp_forward_prefetch", otherwise=False):
+    if boolean(settings, "fsdp_forward_prefetch", otherwise=False):
         reading.given("fsdp_forward_prefetch", {"forward_prefetch": 1}, why=": one unit ahead")
     for name, why in fsdp1.OBSOLETE.items():
         if f"fsdp_{name}" in settings:
-            reading.about(f"fsdp_{name}", why)
+            reading.explain(f"fsdp_{name}", why)
 
 
 def _read_units(settings: Mapping[str, object], reading: Reading) -> None:
     """Compare the FSDP units of the wrap policy with one unit per block."""
-    policy = word(settings, "fsdp_auto_wrap_policy", "NO_WRAP")
+    policy = upper_case_text(settings, "fsdp_auto_wrap_policy", "NO_WRAP")
     if policy == "TRANSFORMER_BASED_WRAP":
         layer = settings.get("fsdp_transformer_layer_cls_to_wrap")
         named = f"every {layer}" if layer else "every block that the model names"
-        reading.about(_POLICY, f"{named} is one FSDP unit, as every block is in Shardwise")
+        reading.explain(_POLICY, f"{named} is one FSDP unit, as every block is in Shardwise")
     elif policy == "NO_WRAP":
         one = (
             "fsdp_auto_wrap_policy is absent: accelerate makes all blocks one unit; in Shardwise "
@@ -236,9 +238,14 @@ def _read_degrees(table: Mapping[str, object], reading: Reading) -> None:
     """Read the degrees of `parallelism_config`."""
     if not table:
         return
-    settings = _named(table, _PREFIX)
-    list_unknown(reading, settings, _with(_PREFIX, known_keys.PARALLELISM), "parallelism_config.")
-    replicate, shard = whole(settings, REPLICATE) or 1, whole(settings, SHARD) or 1
+    settings = _settings_with_prefix(table, _PREFIX)
+    list_unknown(
+        reading, settings, _with_prefix(_PREFIX, known_keys.PARALLELISM), "parallelism_config."
+    )
+    replicate, shard = (
+        positive_integer(settings, REPLICATE) or 1,
+        positive_integer(settings, SHARD) or 1,
+    )
     others = read_inner_axes(settings, reading)
     if others > 1 and shard == 1 and replicate > 1:
         combined = (
@@ -257,7 +264,9 @@ def read_inner_axes(settings: Mapping[str, object], reading: Reading) -> int:
     Returns:
         The number of devices that work on the same sequences: tensor × context.
     """
-    tensor, ring, ulysses = (whole(settings, key) or 1 for key in (TENSOR, CONTEXT, ULYSSES))
+    tensor, ring, ulysses = (
+        positive_integer(settings, key) or 1 for key in (TENSOR, CONTEXT, ULYSSES)
+    )
     if tensor > 1:
         # transformers' plan shards matrices only, so sequence parallelism is off.
         reading.given("tp_size", {"tensor": tensor}, why=", without sequence parallelism")
@@ -299,7 +308,7 @@ def _set_degrees(replicate: int, shard: int, others: int, reading: Reading) -> N
         reading.given("parallelism_config", {"shard": shard})
     elif shard > 1:
         everywhere = f"dp_shard_size {shard} shards over every process"
-        reading.about("parallelism_config", everywhere)
+        reading.explain("parallelism_config", everywhere)
     elif replicate > 1 and others == 1:
         for name in ("reshard_after_backward", "offload"):
             reading.strategy.pop(name, None)
@@ -311,12 +320,12 @@ def _set_degrees(replicate: int, shard: int, others: int, reading: Reading) -> N
         ]
         reading.strategy["kind"] = "ddp"
         nothing = f"{said} shards nothing and becomes kind ddp"
-        reading.about("parallelism_config", nothing)
+        reading.explain("parallelism_config", nothing)
 
 
 def _read_deepspeed(table: Mapping[str, object], reading: Reading) -> None:
     """Read `deepspeed_config`, whose settings are in the same file."""
-    settings = section(table, "deepspeed_config")
+    settings = subtable(table, "deepspeed_config")
     if settings.get("deepspeed_config_file"):
         raise SpecError(
             "deepspeed_config: the settings are in "
@@ -329,7 +338,7 @@ def _read_deepspeed(table: Mapping[str, object], reading: Reading) -> None:
     list_unknown(reading, settings, known_keys.ACCELERATE_DEEPSPEED, "deepspeed_config.")
     if settings.get("zero_stage") is None:
         reading.default("zero_stage", {}, 2)
-    precision = plain(table.get("mixed_precision") or "no").lower()
+    precision = plain_text(table.get("mixed_precision") or "no").lower()
     if precision not in PRECISION:
         raise SpecError(f"mixed_precision: {precision[:40]!r} is not one of {', '.join(PRECISION)}")
     if precision == "fp8":
@@ -345,5 +354,5 @@ def _read_deepspeed(table: Mapping[str, object], reading: Reading) -> None:
             **({precision: {"enabled": True}} if precision in ("bf16", "fp16") else {}),
         }
     )
-    reading.take(inside, without=("micro_batch", "accumulate"))
-    read_inner_axes(_named(section(table, "parallelism_config"), _PREFIX), reading)
+    reading.add_nested(inside, without=("micro_batch", "accumulate"))
+    read_inner_axes(_settings_with_prefix(subtable(table, "parallelism_config"), _PREFIX), reading)

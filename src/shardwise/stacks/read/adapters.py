@@ -9,8 +9,8 @@ from typing import NamedTuple
 from shardwise.spec.adapter import ALL_LINEAR
 from shardwise.spec.dtype import TORCH_NAMES
 from shardwise.spec.record import SpecError
-from shardwise.stacks.outcomes import UNSAID, plain, quoted
-from shardwise.stacks.read.imported import Reading, flag, real, whole
+from shardwise.stacks.outcomes import ABSENT, plain_text, repr_text
+from shardwise.stacks.read.imported import Reading, boolean, finite_number, positive_integer
 
 # The layers that peft adapts by default in Llama and most other models.
 PEFT_TARGETS = ("q_proj", "v_proj")
@@ -40,12 +40,12 @@ class LoraKeys(NamedTuple):
 
 def set_lora(reading: Reading, table: Mapping[str, object], keys: LoraKeys) -> None:
     """Set the adapter of `reading` from a table that asks for LoRA."""
-    rank = whole(table, keys.rank)
+    rank = positive_integer(table, keys.rank)
     if rank is None:
         rank = keys.default_rank
         reading.default(keys.rank, {}, rank)
-    alpha = real(table, keys.alpha)
-    dropout = real(table, keys.dropout)
+    alpha = finite_number(table, keys.alpha)
+    dropout = finite_number(table, keys.dropout)
     reading.adapter["rank"] = rank
     if alpha is None:
         alpha = keys.default_alpha
@@ -54,13 +54,13 @@ def set_lora(reading: Reading, table: Mapping[str, object], keys: LoraKeys) -> N
     reading.adapter["targets"] = _targets(reading, table.get(keys.targets), keys)
     reading.adapter["dropout"] = keys.default_dropout if dropout is None else dropout
     for field, key in (("rslora", keys.rslora), ("dora", keys.dora)):
-        if flag(table, key, otherwise=False):
+        if boolean(table, key, otherwise=False):
             reading.given(key, {f"adapter.{field}": True})
     trained = _names(table.get(keys.train), keys)
     if trained:
         reading.adapter["train"] = trained
         more = f": {', '.join(trained)} are trained"
-        reading.given(keys.train, {"adapter.train": UNSAID}, why=more)
+        reading.given(keys.train, {"adapter.train": ABSENT}, why=more)
     scale = f"{alpha:g}" if alpha is not None else f"{2 * rank} (twice the rank)"
     reading.given("LoRA", {"adapter.rank": rank}, why=f", alpha = {scale}")
 
@@ -74,7 +74,7 @@ def _names(given: object, keys: LoraKeys) -> tuple[str, ...]:
         return tuple(part.strip() for part in parts if part.strip())
     if isinstance(given, (list, tuple)) and all(isinstance(part, str) for part in given):
         return tuple(given)
-    raise SpecError(f"{keys.targets}: must be names of layers, not {quoted(given)}")
+    raise SpecError(f"{keys.targets}: must be names of layers, not {repr_text(given)}")
 
 
 def _targets(reading: Reading, given: object, keys: LoraKeys) -> tuple[str, ...]:
@@ -99,8 +99,8 @@ def _targets(reading: Reading, given: object, keys: LoraKeys) -> tuple[str, ...]
     pattern = next(name for name in names if not _NAME.fullmatch(name))
     reading.lose(
         keys.targets,
-        f"{quoted(pattern)} is a pattern; read as {ALL_LINEAR}: set adapter.targets, which takes "
-        "names of layers",
+        f"{repr_text(pattern)} is a pattern; read as {ALL_LINEAR}: set adapter.targets, which "
+        "takes names of layers",
     )
     return (ALL_LINEAR,)
 
@@ -149,7 +149,7 @@ def loaded_dtype(reading: Reading, given: object) -> str | None:
 
     None if it is absent, or unknown to Shardwise, which is reported.
     """
-    name = plain(given).removeprefix("torch.")
+    name = plain_text(given).removeprefix("torch.")
     if given is None:
         return None
     if name == "auto":
@@ -157,7 +157,9 @@ def loaded_dtype(reading: Reading, given: object) -> str | None:
         return "bf16"
     short = _DTYPES.get(name, name if name in TORCH_NAMES else None)
     if short is None:
-        reading.lose("dtype", f"{quoted(given)} is not a dtype that Shardwise knows; read as bf16")
+        reading.lose(
+            "dtype", f"{repr_text(given)} is not a dtype that Shardwise knows; read as bf16"
+        )
     return short
 
 

@@ -9,7 +9,7 @@ from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.lookup import Model, find_cluster, find_model
 from shardwise.spec.record import Problems, SpecError
 from shardwise.spec.run import RunSpec
-from shardwise.stacks.outcomes import Outcome, quoted
+from shardwise.stacks.outcomes import Outcome, repr_text
 from shardwise.stacks.read.imported import Imported
 from shardwise.stacks.read.imports import (
     Missing,
@@ -111,5 +111,6 @@ def _named_model(imported: Imported, look_up: bool) -> tuple[Model | None, list[
     try:
         return find_model(imported.model), []
     except SpecError as error:
-        why = f"the file names {quoted(imported.model)}, which cannot be read ({error.problems[0]})"
+        named = f"the file names {repr_text(imported.model)}"
+        why = f"{named}, which cannot be read ({error.problems[0]})"
         return None, [Missing("model", why, "gpt2")]

@@ -8,21 +8,21 @@ from collections.abc import Mapping
 from shardwise.spec.adapter import ALL_LINEAR
 from shardwise.spec.record import SpecError
 from shardwise.stacks.attention import read_attention
-from shardwise.stacks.outcomes import UNSAID, quoted
+from shardwise.stacks.outcomes import ABSENT, repr_text
 from shardwise.stacks.read import accelerate, known_keys
 from shardwise.stacks.read.adapters import LoraKeys, Quantisation, set_base, set_lora, set_master
 from shardwise.stacks.read.imported import (
     Imported,
     Reading,
-    flag,
+    boolean,
     list_unknown,
-    section,
-    whole,
+    positive_integer,
+    subtable,
 )
 from shardwise.stacks.read.method import as_dpo
 from shardwise.stacks.read.model_name import set_model
 from shardwise.stacks.read.packed import set_packing
-from shardwise.stacks.read.trainer import as_given, read_deepspeed
+from shardwise.stacks.read.trainer import read_deepspeed, restore_given_keys
 from shardwise.stacks.table import keys_of, read_rows
 from shardwise.stacks.training_arguments import AXOLOTL_BATCH, AXOLOTL_METHODS, AXOLOTL_TRAIN
 
@@ -89,14 +89,14 @@ def read(table: Mapping[str, object]) -> Imported:
     read_rows(AXOLOTL_BATCH, given, reading)
     if given.get("batch_size") and not given.get("gradient_accumulation_steps"):
         reading.lose("batch_size", "divide it by micro_batch_size and devices; set accumulate")
-    _trained(given, reading)
+    _read_trained_parameters(given, reading)
     _weights(given, low, reading)
     read_rows(AXOLOTL_TRAIN, given, reading)
     _recompute(given, reading)
     set_packing(reading, given, "sample_packing", absent=False)
     read_attention(given, reading)
-    _others(given, reading)
-    found = reading.done()
+    _read_other_keys(given, reading)
+    found = reading.finish()
     return as_dpo(found, f"rl {given['rl']}", reference=True) if given.get("rl") else found
 
 
@@ -109,18 +109,18 @@ def _check_task(table: Mapping[str, object]) -> None:
     """Raise SpecError for tasks other than language modelling with supervised data."""
     if table.get("rl") and table["rl"] not in ("dpo", "ipo"):
         raise SpecError(
-            f"rl: {quoted(table['rl'])} is not read; Shardwise plans dpo, ipo, supervised "
+            f"rl: {repr_text(table['rl'])} is not read; Shardwise plans dpo, ipo, supervised "
             "fine-tuning and pre-training"
         )
     for key in _TASKS:
-        if flag(table, key, otherwise=False):
+        if boolean(table, key, otherwise=False):
             raise SpecError(f"{key}: it is not read; Shardwise plans language models only")
 
 
 def _precision(table: Mapping[str, object], reading: Reading) -> str | None:
     """The dtype that axolotl computes in and loads the model in, "bf16" or "fp16"; or None."""
     if table.get("bf16") == "auto":
-        low = "fp16" if flag(table, "fp16", otherwise=False) else "bf16"
+        low = "fp16" if boolean(table, "fp16", otherwise=False) else "bf16"
         reading.remark(f"bf16 auto is read as {low}, as on GPUs that have it.")
         return low
     for key, name in (
@@ -129,7 +129,7 @@ def _precision(table: Mapping[str, object], reading: Reading) -> str | None:
         ("fp16", "fp16"),
         ("float16", "fp16"),
     ):
-        if flag(table, key, otherwise=False):
+        if boolean(table, key, otherwise=False):
             return name
     return None
 
@@ -146,16 +146,16 @@ def _sharding(table: Mapping[str, object], low: str | None, reading: Reading) ->
             degrees[accelerate.ULYSSES] = degrees.pop(accelerate.CONTEXT)
         accelerate.read_inner_axes(degrees, reading)
     else:
-        inside = accelerate.read({**_launched(table, reading), "mixed_precision": mixed})
-    reading.take(inside, without=("micro_batch", "accumulate"))
+        inside = accelerate.read({**_accelerate_table(table, reading), "mixed_precision": mixed})
+    reading.add_nested(inside, without=("micro_batch", "accumulate"))
     ddp = "Without fsdp_config or deepspeed axolotl runs DDP"
-    as_given(reading, ddp, leave_out=("zero_stage",))
+    restore_given_keys(reading, ddp, leave_out=("zero_stage",))
 
 
-def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object]:
+def _accelerate_table(table: Mapping[str, object], reading: Reading) -> dict[str, object]:
     """The accelerate configuration that axolotl builds from its own keys."""
     settings = {
-        key.removeprefix("fsdp_"): value for key, value in section(table, "fsdp_config").items()
+        key.removeprefix("fsdp_"): value for key, value in subtable(table, "fsdp_config").items()
     }
     degrees = _degrees(table, reading)
     if not settings and not table.get("fsdp"):
@@ -166,7 +166,7 @@ def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object
     list_unknown(reading, settings, known_keys.AXOLOTL_FSDP, "fsdp_config.")
     if settings.pop("mixed_precision_policy", None):
         reading.lose("fsdp_config.mixed_precision_policy", "bf16 and fp16 decide here")
-    version = whole(table, "fsdp_version") or whole(settings, "version") or 1
+    version = positive_integer(table, "fsdp_version") or positive_integer(settings, "version") or 1
     for name in ("cpu_offload_pin_memory", "final_state_dict_type"):
         settings.pop(name, None)
     if version == 2:
@@ -182,29 +182,29 @@ def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object
 def _degrees(table: Mapping[str, object], reading: Reading) -> dict[str, object]:
     """The degrees, by the names of accelerate's ParallelismConfig."""
     found = {theirs: table[key] for key, theirs in _DEGREES.items() if key in table}
-    context = section(table, "context_parallel")
+    context = subtable(table, "context_parallel")
     if context.get("size") is not None:
         method = context.get("backend", "auto")
         ulysses = method == "ulysses"
         found[accelerate.ULYSSES if ulysses else accelerate.CONTEXT] = context["size"]
         if method not in ("ulysses", "ring"):
-            as_ring = f"{quoted(method)} is read as ring attention"
+            as_ring = f"{repr_text(method)} is read as ring attention"
             reading.lose("context_parallel.backend", as_ring)
     return found
 
 
-def _trained(table: Mapping[str, object], reading: Reading) -> None:
+def _read_trained_parameters(table: Mapping[str, object], reading: Reading) -> None:
     """Read which parameters are trained: LoRA, or patterns of parameter names."""
     kind = table.get("adapter")
     if kind in ("lora", "qlora"):
-        linear = flag(table, "lora_target_linear", otherwise=False)
+        linear = boolean(table, "lora_target_linear", otherwise=False)
         set_lora(reading, {**table, "lora_target_modules": ALL_LINEAR} if linear else table, _LORA)
         if linear and table.get("lora_target_modules"):
             reading.remark(
                 "lora_target_linear adapts every linear layer; lora_target_modules is in."
             )
     elif kind:
-        raise SpecError(f"adapter: {quoted(kind)} is not read; known are lora and qlora")
+        raise SpecError(f"adapter: {repr_text(kind)} is not read; known are lora and qlora")
     patterns = table.get("unfrozen_parameters")
     if not patterns:
         return
@@ -214,22 +214,22 @@ def _trained(table: Mapping[str, object], reading: Reading) -> None:
     if readable:
         reading.adapter["train"] = readable
         more = f": {', '.join(readable[:4])}"
-        reading.given("unfrozen_parameters", {"adapter.train": UNSAID}, why=more)
+        reading.given("unfrozen_parameters", {"adapter.train": ABSENT}, why=more)
     for name in plain:
         if name not in readable:
-            pattern = f"{quoted(name)} is a pattern; set adapter.train"
+            pattern = f"{repr_text(name)} is a pattern; set adapter.train"
             reading.lose("unfrozen_parameters", pattern)
 
 
 def _weights(table: Mapping[str, object], low: str | None, reading: Reading) -> None:
     """Read how frozen weights are stored, and the dtype of trained ones."""
     quantised = None
-    if flag(table, "load_in_4bit", otherwise=False):
-        more = section(table, "bnb_config_kwargs")
+    if boolean(table, "load_in_4bit", otherwise=False):
+        more = subtable(table, "bnb_config_kwargs")
         kind = str(more.get("bnb_4bit_quant_type", "nf4"))
-        double = flag(more, "bnb_4bit_use_double_quant", otherwise=True)
+        double = boolean(more, "bnb_4bit_use_double_quant", otherwise=True)
         quantised = Quantisation(4, kind, double)
-    elif flag(table, "load_in_8bit", otherwise=False):
+    elif boolean(table, "load_in_8bit", otherwise=False):
         quantised = Quantisation(8)
     set_base(reading, low or "fp32", quantised)
     set_master(reading, low)
@@ -240,12 +240,12 @@ def _recompute(table: Mapping[str, object], reading: Reading) -> None:
     given = table.get("gradient_checkpointing")
     if given in ("offload", "offload_disk"):
         reading.lose("gradient_checkpointing", "activations stay on the device", given)
-    elif not flag(table, "gradient_checkpointing", otherwise=False):
+    elif not boolean(table, "gradient_checkpointing", otherwise=False):
         return
     reading.given("gradient_checkpointing", {"recompute": "full"}, why=": every block")
 
 
-def _others(table: Mapping[str, object], reading: Reading) -> None:
+def _read_other_keys(table: Mapping[str, object], reading: Reading) -> None:
     """Read compile and DDP buckets, and report keys without a counterpart."""
     automatic = table.get("torch_compile") == "auto"
     read_rows(AXOLOTL_METHODS, {**table, "torch_compile": None} if automatic else table, reading)

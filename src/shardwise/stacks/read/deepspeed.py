@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from shardwise.spec.dtype import TORCH_NAMES
 from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.record import SpecError
-from shardwise.stacks.outcomes import Outcome, plain, quoted
+from shardwise.stacks.outcomes import Outcome, plain_text, repr_text
 from shardwise.stacks.read import known_keys
 from shardwise.stacks.read.imported import (
     Imported,
     Reading,
-    flag,
+    boolean,
+    finite_number,
     list_unknown,
-    real,
-    section,
+    positive_integer,
     set_optimizer,
     set_warmup,
-    whole,
+    subtable,
 )
 
 KINDS = ("ddp", "zero1", "zero2", "zero3")
@@ -52,14 +52,14 @@ def read(table: Mapping[str, object]) -> Imported:
     A value "auto" is reported as lost; callers that know it replace it first.
     """
     reading = Reading("a DeepSpeed configuration")
-    zero = section(table, "zero_optimization")
+    zero = subtable(table, "zero_optimization")
     list_unknown(reading, table, known_keys.DEEPSPEED)
     list_unknown(reading, zero, known_keys.ZERO, "zero_optimization.")
     for part in ("offload_optimizer", "offload_param"):
         where = f"zero_optimization.{part}."
-        list_unknown(reading, section(zero, part), known_keys.OFFLOAD, where)
+        list_unknown(reading, subtable(zero, part), known_keys.OFFLOAD, where)
     for name in ("bf16", "bfloat16", "fp16", "torch_autocast"):
-        list_unknown(reading, section(table, name), known_keys.PRECISION, f"{name}.")
+        list_unknown(reading, subtable(table, name), known_keys.PRECISION, f"{name}.")
     _read_stage(zero, reading)
     _read_batch(table, reading, _read_inner_axes(table, reading))
     _read_precision(table, reading)
@@ -69,7 +69,7 @@ def read(table: Mapping[str, object]) -> Imported:
         if table.get(key):
             reading.lose(key, "Shardwise has no counterpart")
     for key in _QUANTIZED:
-        if flag(zero, key, otherwise=False):
+        if boolean(zero, key, otherwise=False):
             reading.lose(key, "Shardwise quantizes nothing")
     if zero.get("zenflow"):
         reading.lose("zenflow", "Shardwise does not delay the optimizer step")
@@ -81,7 +81,7 @@ def read(table: Mapping[str, object]) -> Imported:
             "activation_checkpointing",
             "it configures what the script may or may not call; set recompute yourself",
         )
-    return reading.done()
+    return reading.finish()
 
 
 def read_file(table: Mapping[str, object]) -> Imported:
@@ -104,14 +104,14 @@ def _read_inner_axes(table: Mapping[str, object], reading: Reading) -> int:
     Returns:
         The number of devices that work on the same sequences: tensor × context.
     """
-    automatic = section(table, "tensor_parallel")
-    tensor = whole(automatic, "autotp_size", "tensor_parallel.") or 1
+    automatic = subtable(table, "tensor_parallel")
+    tensor = positive_integer(automatic, "autotp_size", "tensor_parallel.") or 1
     list_unknown(reading, automatic, known_keys.TENSOR_PARALLEL, "tensor_parallel.")
     if tensor > 1:
         more = ", without sequence parallelism"
         reading.given("autotp_size", {"tensor": tensor}, why=more)
         reading.strategy["sequence_parallel"] = False
-    context = whole(table, "sequence_parallel_size") or 1
+    context = positive_integer(table, "sequence_parallel_size") or 1
     if context > 1:
         reading.given("sequence_parallel_size", {"context": context}, why=": Ulysses")
         reading.strategy["context_method"] = "ulysses"
@@ -123,13 +123,13 @@ def _read_stage(zero: Mapping[str, object], reading: Reading) -> None:
     given = zero.get("stage")
     stage = 0 if given is None else given
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
-        raise SpecError(f"zero_optimization.stage: must be 0, 1, 2 or 3, not {quoted(stage)}")
+        raise SpecError(f"zero_optimization.stage: must be 0, 1, 2 or 3, not {repr_text(stage)}")
     kind = KINDS[int(stage)]
     if given is None:
         reading.default("zero_optimization.stage", {"kind": kind}, 0)
     else:
         reading.given("ZeRO stage", {"kind": kind}, int(stage), naming="pair")
-    group = whole(zero, "zero_hpz_partition_size", "zero_optimization.") or 1
+    group = positive_integer(zero, "zero_hpz_partition_size", "zero_optimization.") or 1
     if kind == "zero3" and group > 1:
         more = ": the backward gathers from that many devices"
         fields = {"reshard_after_forward": group}
@@ -141,7 +141,9 @@ def _read_stage(zero: Mapping[str, object], reading: Reading) -> None:
         more = ", replicated over the other devices"
         reading.given("mics_shard_size", {"shard": mics}, why=more)
     if kind == "zero3":
-        reading.about("stage3_* sizes", "Shardwise gathers units of one block each, one unit ahead")
+        reading.explain(
+            "stage3_* sizes", "Shardwise gathers units of one block each, one unit ahead"
+        )
 
 
 def _read_batch(table: Mapping[str, object], reading: Reading, inner: int) -> None:
@@ -149,9 +151,9 @@ def _read_batch(table: Mapping[str, object], reading: Reading, inner: int) -> No
 
     Each sequence is on `inner` devices: tensor × context.
     """
-    batch = whole(table, "train_batch_size")
-    micro = whole(table, "train_micro_batch_size_per_gpu")
-    accumulate = whole(table, "gradient_accumulation_steps")
+    batch = positive_integer(table, "train_batch_size")
+    micro = positive_integer(table, "train_micro_batch_size_per_gpu")
+    accumulate = positive_integer(table, "gradient_accumulation_steps")
     if accumulate is None and table.get("gradient_accumulation_steps") != "auto" and micro:
         # A global batch and the device count determine it, but the count is not in the file.
         accumulate = 1 if batch is None else None
@@ -180,8 +182,8 @@ def _read_precision(table: Mapping[str, object], reading: Reading) -> None:
     """Read the dtypes of parameters, reductions and master weights."""
     chosen, automatic = _enabled(table, reading)
     low = chosen[0] if chosen else "fp32"
-    autocast = section(table, "torch_autocast")
-    by_autocast = flag(autocast, "enabled", otherwise=False, where="torch_autocast.")
+    autocast = subtable(table, "torch_autocast")
+    by_autocast = boolean(autocast, "enabled", otherwise=False, where="torch_autocast.")
     if automatic and not chosen and not by_autocast:
         reading.lose(
             "param_dtype, reduce_dtype", "the file does not settle them; set them yourself"
@@ -189,15 +191,19 @@ def _read_precision(table: Mapping[str, object], reading: Reading) -> None:
         return
     if by_autocast:
         names = {long: short for short, long in AUTOCAST.items()}
-        given = plain(autocast.get("dtype", "bfloat16")).rpartition(".")[2]
+        given = plain_text(autocast.get("dtype", "bfloat16")).rpartition(".")[2]
         low = names.get(given, given)
         if low not in AUTOCAST:
             raise SpecError(f"torch_autocast.dtype: {given[:40]!r} is not bfloat16 or float16")
         reading.strategy["reduce_dtype"] = "fp32"
     asked = table.get("communication_data_type")
-    reduce = reading.strategy.get("reduce_dtype", low) if asked is None else plain(asked).lower()
+    reduce = (
+        reading.strategy.get("reduce_dtype", low) if asked is None else plain_text(asked).lower()
+    )
     if reduce not in ("fp32", "bf16", "fp16"):
-        raise SpecError(f"communication_data_type: {plain(asked)[:40]!r} is not fp32, bf16 or fp16")
+        raise SpecError(
+            f"communication_data_type: {plain_text(asked)[:40]!r} is not fp32, bf16 or fp16"
+        )
     dtypes = {"param_dtype": low, "reduce_dtype": reduce}
     if chosen or by_autocast or asked is not None:
         reading.given("Precision", dtypes)
@@ -208,18 +214,18 @@ def _read_precision(table: Mapping[str, object], reading: Reading) -> None:
             dtypes,
         )
     for name in ("bf16", "fp16"):
-        if flag(section(table, name), f"{name}_master_weights_and_grads", otherwise=False):
+        if boolean(subtable(table, name), f"{name}_master_weights_and_grads", otherwise=False):
             reading.given(f"{name}_master_weights_and_grads", {"master_dtype": name})
 
 
 def _enabled(table: Mapping[str, object], reading: Reading) -> tuple[list[str], bool]:
     """The low precisions that are enabled, and whether "auto" or amp may enable one at run time."""
-    chosen, automatic = [], bool(section(table, "amp").get("enabled"))
+    chosen, automatic = [], bool(subtable(table, "amp").get("enabled"))
     for name, dtype in (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16")):
-        if section(table, name).get("enabled") == "auto":
+        if subtable(table, name).get("enabled") == "auto":
             automatic = True
             reading.lose(f"{name}.enabled", AUTO)
-        elif flag(section(table, name), "enabled", otherwise=False, where=f"{name}."):
+        elif boolean(subtable(table, name), "enabled", otherwise=False, where=f"{name}."):
             chosen.append(dtype)
     if len(set(chosen)) > 1:
         reading.lose(
@@ -231,14 +237,14 @@ def _enabled(table: Mapping[str, object], reading: Reading) -> tuple[list[str], 
 def _read_offload(zero: Mapping[str, object], reading: Reading) -> None:
     """Read offload of optimizer states or parameters to host memory or NVMe."""
     where = {
-        part: plain(section(zero, f"offload_{part}").get("device") or "none").lower()
+        part: plain_text(subtable(zero, f"offload_{part}").get("device") or "none").lower()
         for part in ("optimizer", "param")
     }
     # Names in older files.
     names = {part: f"offload_{part}" for part in where}
     for old, part in (("cpu_offload", "optimizer"), ("cpu_offload_param", "param"),
                       ("cpu_offload_params", "param")):  # fmt: skip
-        if flag(zero, old, otherwise=False, where="zero_optimization."):
+        if boolean(zero, old, otherwise=False, where="zero_optimization."):
             where[part], names[part] = "cpu", old
     for part, device in where.items():
         if device not in ("none", "cpu", "nvme"):
@@ -267,33 +273,33 @@ def _read_offload(zero: Mapping[str, object], reading: Reading) -> None:
 
 def _read_train(table: Mapping[str, object], reading: Reading) -> None:
     """Read gradient clipping, the optimizer and the learning rate schedule."""
-    clip = real(table, "gradient_clipping")
+    clip = finite_number(table, "gradient_clipping")
     if table.get("gradient_clipping") == "auto":
         reading.lose("gradient_clipping", AUTO)
     if clip is None and table.get("optimizer") and "gradient_clipping" not in table:
         reading.default("gradient_clipping", {"train.clip_norm": 1.0})
     elif clip is not None:
         reading.train["clip_norm"] = clip
-    optimizer = section(table, "optimizer")
+    optimizer = subtable(table, "optimizer")
     if optimizer:
         _read_optimizer(optimizer, reading)
-    scheduler = section(table, "scheduler")
+    scheduler = subtable(table, "scheduler")
     if scheduler:
         _read_scheduler(scheduler, reading)
 
 
 def _read_optimizer(optimizer: Mapping[str, object], reading: Reading) -> None:
-    name, settings = plain(optimizer.get("type", "")), section(optimizer, "params")
+    name, settings = plain_text(optimizer.get("type", "")), subtable(optimizer, "params")
     kinds = {theirs.lower(): ours for ours, (theirs, _) in reversed(OPTIMIZERS.items())}
     kind = kinds.get(name.lower())
     if kind is None:
         hint = "; set job.optimizer, else it is adamw."
         reading.record(Outcome("unknown", f"optimizer {name[:40]}", why=hint))
         return
-    if kind == "adam" and flag(settings, "adam_w_mode", otherwise=True):
+    if kind == "adam" and boolean(settings, "adam_w_mode", otherwise=True):
         kind = "adamw"
         reading.remark("DeepSpeed's Adam is AdamW unless adam_w_mode is false.")
-    momentum = real(settings, "momentum")
+    momentum = finite_number(settings, "momentum")
     if kind == "sgd" and momentum:
         kind = "momentum"
         reading.train["momentum"] = momentum
@@ -304,12 +310,14 @@ def _read_optimizer(optimizer: Mapping[str, object], reading: Reading) -> None:
     more = (*_OPTIMIZER_PARAMS, *(("adam_w_mode",) if kind in ("adam", "adamw") else ()))
     list_unknown(reading, settings, more, "optimizer.params.")
     set_optimizer(
-        reading, lambda key: real(settings, key, "optimizer.params."), settings.get("betas")
+        reading,
+        lambda key: finite_number(settings, key, "optimizer.params."),
+        settings.get("betas"),
     )
 
 
 def _read_scheduler(scheduler: Mapping[str, object], reading: Reading) -> None:
-    name, settings = plain(scheduler.get("type", "")), section(scheduler, "params")
+    name, settings = plain_text(scheduler.get("type", "")), subtable(scheduler, "params")
     schedules = {"WarmupLR": "constant", "WarmupCosineLR": "cosine", "WarmupDecayLR": "linear"}
     if name not in schedules:
         hint = "; set train.schedule and warmup_steps."
@@ -319,14 +327,14 @@ def _read_scheduler(scheduler: Mapping[str, object], reading: Reading) -> None:
         if value == "auto":
             reading.lose(f"scheduler.params.{key}", AUTO)
     list_unknown(reading, settings, _SCHEDULER_PARAMS, "scheduler.params.")
-    steps = whole(settings, "total_num_steps", "scheduler.params.")
-    warmup = whole(settings, "warmup_num_steps", "scheduler.params.")
+    steps = positive_integer(settings, "total_num_steps", "scheduler.params.")
+    warmup = positive_integer(settings, "warmup_num_steps", "scheduler.params.")
     if steps is not None:
         reading.train["steps"] = steps
     if warmup is not None:
         set_warmup(reading, warmup)
     linear = schedules[name] == "linear"
-    final = 0.0 if linear else real(settings, "cos_min_ratio", "scheduler.params.")
+    final = 0.0 if linear else finite_number(settings, "cos_min_ratio", "scheduler.params.")
     if final is not None:
         reading.train["final_learning_rate"] = final
     if str(settings.get("warmup_type", "log")) != "linear":

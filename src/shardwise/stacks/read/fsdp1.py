@@ -6,7 +6,14 @@ from typing import Any
 
 from shardwise.stacks.outcomes import Kind, Outcome
 from shardwise.stacks.read.imported import Reading, list_unknown
-from shardwise.stacks.read.source import DIFFERS, Call, Symbol, Unknown, shown, why_not
+from shardwise.stacks.read.source import (
+    DIFFERS,
+    Call,
+    Symbol,
+    Unknown,
+    script_value_text,
+    unused_reason,
+)
 from shardwise.stacks.read.torch_values import read_mesh, read_mixed_precision
 
 # For each sharding strategy: the fields of a Strategy, and the setting of FSDP2 as text.
@@ -80,7 +87,7 @@ def table() -> list[tuple[str, str]]:
 
 def _fields(fields: dict[str, object]) -> str:
     """Fields and values as text, such as "kind = zero3"."""
-    return ", ".join(f"{key} = {shown(value)}" for key, value in fields.items())
+    return ", ".join(f"{key} = {script_value_text(value)}" for key, value in fields.items())
 
 
 def set_sharding(reading: Reading, name: str, absent: str = "") -> None:
@@ -128,7 +135,7 @@ def read_wrapped(calls: list[Call], reading: Reading) -> None:
     read_mesh(settings.get("device_mesh"), reading)
     for name, why in OBSOLETE.items():
         if name in settings:
-            reading.about(name, why)
+            reading.explain(name, why)
     list_unknown(reading, settings, (*_READ, *OBSOLETE, *LOST), "FSDP.")
     for name, why in LOST.items():
         if name in settings and settings[name] is not None:
@@ -157,16 +164,18 @@ def _sharding(settings: dict[str, Any], reading: Reading) -> None:
     elif isinstance(value, Symbol) and value.last in SHARDING:
         set_sharding(reading, value.last)
     else:
-        reading.lose("sharding_strategy", f"{why_not(value)}; read as its default, FULL_SHARD")
+        reading.lose(
+            "sharding_strategy", f"{unused_reason(value)}; read as its default, FULL_SHARD"
+        )
         reading.strategy |= SHARDING["FULL_SHARD"][0]
 
 
 def _prefetch(settings: dict[str, Any], reading: Reading) -> None:
     """Read `backward_prefetch` and `forward_prefetch`."""
     value = settings.get("backward_prefetch", _PREFETCH_DEFAULT)
-    name = shown(value)
+    name = script_value_text(value)
     if name not in PREFETCH:
-        reading.lose("backward_prefetch", why_not(value))
+        reading.lose("backward_prefetch", unused_reason(value))
     elif "backward_prefetch" in settings:
         set_prefetch(reading, name)
     forward = settings.get("forward_prefetch", False)
@@ -175,14 +184,14 @@ def _prefetch(settings: dict[str, Any], reading: Reading) -> None:
         if forward:
             reading.given("forward_prefetch", {"forward_prefetch": 1}, why=": one unit ahead")
     else:
-        reading.lose("forward_prefetch", why_not(forward))
+        reading.lose("forward_prefetch", unused_reason(forward))
 
 
 def _units(policy: Any, calls: int, reading: Reading) -> None:
     """Compare the FSDP units of `auto_wrap_policy` with one unit per block."""
     name, layers = _policy(policy)
     if name in ("transformer_auto_wrap_policy", "ModuleWrapPolicy") and layers:
-        reading.about(
+        reading.explain(
             "auto_wrap_policy", f"every {layers} is one FSDP unit, as every block is in Shardwise"
         )
     elif policy is None and calls > 1:
@@ -195,7 +204,8 @@ def _units(policy: Any, calls: int, reading: Reading) -> None:
     else:
         reading.lose(
             "auto_wrap_policy",
-            f"{name or shown(policy)} chooses units of its own; here every block is one",
+            f"{name or script_value_text(policy)} chooses units of its own; "
+            "here every block is one",
         )
 
 
@@ -212,7 +222,9 @@ def _policy(policy: Any) -> tuple[str, str]:
         classes = classes.args[0]
     if not isinstance(classes, tuple):
         return name, ""
-    return name, " and ".join(shown(layer) for layer in classes if isinstance(layer, Symbol))
+    return name, " and ".join(
+        script_value_text(layer) for layer in classes if isinstance(layer, Symbol)
+    )
 
 
 def _offload(value: Any, reading: Reading) -> None:
@@ -226,4 +238,4 @@ def _offload(value: Any, reading: Reading) -> None:
         if offloaded:
             reading.given("CPUOffload", {"offload": True})
     else:
-        reading.lose("cpu_offload", why_not(offloaded))
+        reading.lose("cpu_offload", unused_reason(offloaded))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from shardwise.spec.record import SpecError, did_you_mean
 from shardwise.spec.train import TrainSettings
-from shardwise.stacks.outcomes import UNSAID, Naming, Outcome, plain, quoted
+from shardwise.stacks.outcomes import ABSENT, Naming, Outcome, plain_text, repr_text
 
 
 class Imported(NamedTuple):
@@ -89,14 +89,14 @@ class Reading:
         """Append an outcome and set its fields."""
         self.outcomes.append(outcome)
         for name, value in outcome.fields.items():
-            if value is not UNSAID:
+            if value is not ABSENT:
                 self.set(name, value)
 
     def given(
         self,
         key: str,
         fields: Mapping[str, Any],
-        theirs: Any = UNSAID,
+        theirs: Any = ABSENT,
         why: str = "",
         naming: Naming = "key",
     ) -> None:
@@ -104,7 +104,7 @@ class Reading:
 
         Args:
             key: The setting's name in the file.
-            fields: Fields of the run and their values; UNSAID names a field without setting it.
+            fields: Fields of the run and their values; ABSENT names a field without setting it.
             theirs: The value in the file.
             why: The end of the sentence.
             naming: How the sentence names the setting.
@@ -112,21 +112,21 @@ class Reading:
         self.record(Outcome("given", key, theirs, fields, why, naming))
 
     def default(
-        self, key: str, fields: Mapping[str, Any], theirs: Any = UNSAID, why: str = ""
+        self, key: str, fields: Mapping[str, Any], theirs: Any = ABSENT, why: str = ""
     ) -> None:
         """Note that a setting is absent, so that the stack's default `theirs` sets `fields`."""
         self.record(Outcome("default", key, theirs, fields, why))
 
-    def lose(self, key: str, why: str, theirs: Any = UNSAID) -> None:
+    def lose(self, key: str, why: str, theirs: Any = ABSENT) -> None:
         """Note that a setting is lost: it has no counterpart, or is known only at run time."""
-        naming: Naming = "key" if theirs is UNSAID else "pair"
+        naming: Naming = "key" if theirs is ABSENT else "pair"
         self.record(Outcome("lost", key, theirs, why=why, naming=naming))
 
     def remark(self, sentence: str, fields: Mapping[str, Any] = {}) -> None:
         """Note a full sentence about what the stack does, and set `fields`."""
         self.record(Outcome("remark", fields=fields, why=sentence))
 
-    def about(self, key: str, why: str) -> None:
+    def explain(self, key: str, why: str) -> None:
         """Note what a setting means for a run, if it sets no field."""
         self.record(Outcome("remark", key, why=why))
 
@@ -134,7 +134,7 @@ class Reading:
         """Note a loss that belongs to no single setting, as a full sentence."""
         self.record(Outcome("lost", why=sentence))
 
-    def take(self, inside: Imported, without: Collection[str] = ()) -> None:
+    def add_nested(self, inside: Imported, without: Collection[str] = ()) -> None:
         """Add the settings of a nested configuration, but no losses of the keys in `without`."""
         self.strategy |= inside.strategy
         self.job |= inside.job
@@ -145,7 +145,7 @@ class Reading:
             one for one in inside.outcomes if not (one.is_lost and one.key in without)
         ]
 
-    def done(self) -> Imported:
+    def finish(self) -> Imported:
         """The collected settings; repeated sentences are removed."""
         # Two parts of a file can lead to the same sentence.
         first: dict[str, Outcome] = {}
@@ -179,7 +179,7 @@ def set_optimizer(reading: Reading, number: Callable[[str], float | None], betas
     if isinstance(betas, (list, tuple)) and len(betas) == 2:
         reading.train |= {"beta1": betas[0], "beta2": betas[1]}
     elif betas not in (None, "auto"):
-        raise SpecError(f"betas: must be two numbers, not {quoted(betas)}")
+        raise SpecError(f"betas: must be two numbers, not {repr_text(betas)}")
 
 
 def set_warmup(reading: Reading, warmup: int) -> None:
@@ -212,17 +212,17 @@ def list_unknown(
             reading.record(Outcome("unknown", f"{where}{key[:60]}", why=hint))
 
 
-def section(table: Mapping[str, object], key: str) -> Mapping[str, object]:
+def subtable(table: Mapping[str, object], key: str) -> Mapping[str, object]:
     """The table under a key; empty if it is absent."""
     found = table.get(key)
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise SpecError(f"{key}: must be a table, not {quoted(found)}")
+        raise SpecError(f"{key}: must be a table, not {repr_text(found)}")
     return found
 
 
-def whole(table: Mapping[str, object], key: str, where: str = "") -> int | None:
+def positive_integer(table: Mapping[str, object], key: str, where: str = "") -> int | None:
     """An integer from 1 to 2**20; None if it is absent or "auto". Raises SpecError otherwise."""
     found = table.get(key)
     if found is None or found == "auto":
@@ -231,11 +231,13 @@ def whole(table: Mapping[str, object], key: str, where: str = "") -> int | None:
     exact = isinstance(found, float) and found.is_integer()
     number = int(found) if digits or exact else found  # type: ignore[call-overload]
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= 2**20:
-        raise SpecError(f"{where}{key}: must be a whole number of at least 1, not {quoted(found)}")
+        raise SpecError(
+            f"{where}{key}: must be a whole number of at least 1, not {repr_text(found)}"
+        )
     return number
 
 
-def real(table: Mapping[str, object], key: str, where: str = "") -> float | None:
+def finite_number(table: Mapping[str, object], key: str, where: str = "") -> float | None:
     """A finite number; None if it is absent or "auto". Raises SpecError otherwise."""
     found = table.get(key)
     if found is None or found == "auto":
@@ -246,11 +248,11 @@ def real(table: Mapping[str, object], key: str, where: str = "") -> float | None
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise SpecError(f"{where}{key}: must be a finite number, not {quoted(found)}")
+        raise SpecError(f"{where}{key}: must be a finite number, not {repr_text(found)}")
     return number
 
 
-def flag(table: Mapping[str, object], key: str, otherwise: bool, where: str = "") -> bool:
+def boolean(table: Mapping[str, object], key: str, otherwise: bool, where: str = "") -> bool:
     """A boolean, also from "yes", "no" or "1"; `otherwise` if it is absent."""
     found = table.get(key)
     if found is None:
@@ -258,13 +260,13 @@ def flag(table: Mapping[str, object], key: str, otherwise: bool, where: str = ""
     if isinstance(found, bool):
         return found
     words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    given = plain(found).lower()
+    given = plain_text(found).lower()
     if given in words:
         return words[given]
-    raise SpecError(f"{where}{key}: must be true or false, not {quoted(found)}")
+    raise SpecError(f"{where}{key}: must be true or false, not {repr_text(found)}")
 
 
-def word(table: Mapping[str, object], key: str, otherwise: str) -> str:
+def upper_case_text(table: Mapping[str, object], key: str, otherwise: str) -> str:
     """The value as text in capitals; `otherwise` if it is absent."""
     found = table.get(key)
-    return otherwise if found is None else plain(found).upper()
+    return otherwise if found is None else plain_text(found).upper()

@@ -8,10 +8,10 @@ from shardwise.spec.adapter import ALL_LINEAR
 from shardwise.spec.record import SpecError
 from shardwise.stacks.attention import read_flash_attn
 from shardwise.stacks.fused_loss import OTHER_KERNELS, fused_loss
-from shardwise.stacks.outcomes import UNSAID, quoted
+from shardwise.stacks.outcomes import ABSENT, repr_text
 from shardwise.stacks.read import known_keys
 from shardwise.stacks.read.adapters import LoraKeys, Quantisation, set_base, set_lora, set_master
-from shardwise.stacks.read.imported import Imported, Reading, flag, whole
+from shardwise.stacks.read.imported import Imported, Reading, boolean, positive_integer
 from shardwise.stacks.read.method import as_dpo
 from shardwise.stacks.read.model_name import set_model
 from shardwise.stacks.read.packed import set_packing
@@ -80,22 +80,22 @@ def read(table: Mapping[str, object]) -> Imported:
     _trained(given, reading)
     _weights(given, reading)
     _recompute(given, reading)
-    packs = "neat_packing" if flag(given, "neat_packing", otherwise=False) else "packing"
+    packs = "neat_packing" if boolean(given, "neat_packing", otherwise=False) else "packing"
     set_packing(reading, given, packs, absent=given.get("stage") == "pt")
     read_flash_attn(given, reading)
-    if flag(given, LIGER, otherwise=False):
+    if boolean(given, LIGER, otherwise=False):
         reading.given(LIGER, fused_loss("liger"), why=f"; {OTHER_KERNELS}")
-    if flag(given, "use_muon", otherwise=False):
+    if boolean(given, "use_muon", otherwise=False):
         reading.lose("use_muon", "set job.optimizer")
     for key, why in _LOST.items():
         if given.get(key):
             reading.lose(key, why)
     set_model(reading, given, "model_name_or_path")
     if given.get("stage") != "dpo":
-        return reading.done()
+        return reading.finish()
     alone = given.get("pref_loss") in _WITHOUT_REFERENCE
     why = f"pref_loss {given['pref_loss']} has no reference model" if alone else ""
-    return as_dpo(reading.done(), "stage dpo", reference=not alone, why=why)
+    return as_dpo(reading.finish(), "stage dpo", reference=not alone, why=why)
 
 
 def _check_task(table: Mapping[str, object]) -> None:
@@ -103,10 +103,10 @@ def _check_task(table: Mapping[str, object]) -> None:
     stage = table.get("stage", "sft")
     if stage not in ("sft", "pt", "dpo"):
         raise SpecError(
-            f"stage: {quoted(stage)} is not read; Shardwise plans supervised fine-tuning, "
+            f"stage: {repr_text(stage)} is not read; Shardwise plans supervised fine-tuning, "
             "pre-training and DPO (sft, pt and dpo)"
         )
-    if "do_train" in table and not flag(table, "do_train", otherwise=True):
+    if "do_train" in table and not boolean(table, "do_train", otherwise=True):
         raise SpecError("do_train: false trains nothing; import a configuration that trains")
     if table.get("export_dir") or table.get("infer_backend"):
         raise SpecError("import: this configuration trains nothing; import one that trains")
@@ -114,7 +114,7 @@ def _check_task(table: Mapping[str, object]) -> None:
 
 def _lengths(table: Mapping[str, object], reading: Reading) -> None:
     """Read the sequence length."""
-    length = whole(table, "cutoff_len")
+    length = positive_integer(table, "cutoff_len")
     if length is None:
         reading.default("cutoff_len", {"job.seq_len": _SEQ_LEN}, _SEQ_LEN)
     else:
@@ -130,7 +130,7 @@ def _trained(table: Mapping[str, object], reading: Reading) -> None:
         _freeze(table, reading)
     elif kind != "full":
         raise SpecError(
-            f"finetuning_type: {quoted(kind)} is not read; known are full, lora and freeze"
+            f"finetuning_type: {repr_text(kind)} is not read; known are full, lora and freeze"
         )
 
 
@@ -146,20 +146,20 @@ def _freeze(table: Mapping[str, object], reading: Reading) -> None:
         "how many blocks the model has is not in the file; name the trained ones in adapter.train, "
         "such as layers.31"
     )
-    reading.lose(f"freeze_trainable_layers = {quoted(count)}", blocks)
+    reading.lose(f"freeze_trainable_layers = {repr_text(count)}", blocks)
     if names:
         reading.adapter["train"] = names
         more = f": {', '.join(names)}"
-        reading.given("freeze_extra_modules", {"adapter.train": UNSAID}, why=more)
+        reading.given("freeze_extra_modules", {"adapter.train": ABSENT}, why=more)
 
 
 def _weights(table: Mapping[str, object], reading: Reading) -> None:
     """Read how frozen weights are stored, and the dtype of trained ones."""
-    bits = whole(table, "quantization_bit")
+    bits = positive_integer(table, "quantization_bit")
     method = str(table.get("quantization_method", "bnb")).lower()
     quantised = None
     if bits in (4, 8):
-        double = flag(table, "double_quantization", otherwise=True)
+        double = boolean(table, "double_quantization", otherwise=True)
         quantised = Quantisation(bits, str(table.get("quantization_type", "nf4")), double)
         if method not in ("bnb", "bitsandbytes"):
             reading.lose("quantization_method", f"{method[:20]} is planned as bitsandbytes")
@@ -167,14 +167,14 @@ def _weights(table: Mapping[str, object], reading: Reading) -> None:
         reading.lose("quantization_bit", f"{bits} bits are not planned; set adapter.base")
     # The model is loaded in its compute dtype; trained parameters become fp32.
     set_base(reading, reading.strategy.get("param_dtype"), quantised)
-    if flag(table, "pure_bf16", otherwise=False):
+    if boolean(table, "pure_bf16", otherwise=False):
         reading.strategy |= {"param_dtype": "bf16"}
         set_master(reading, "bf16")
 
 
 def _recompute(table: Mapping[str, object], reading: Reading) -> None:
     """Read activation checkpointing, which is on by default."""
-    if flag(table, "disable_gradient_checkpointing", otherwise=False):
+    if boolean(table, "disable_gradient_checkpointing", otherwise=False):
         return
     reading.remark(
         "disable_gradient_checkpointing is not set, so every block is recomputed: recompute = "

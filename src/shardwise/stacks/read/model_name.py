@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardwise.stacks.outcomes import Outcome, quoted
+from shardwise.stacks.outcomes import Outcome, repr_text
 from shardwise.stacks.read.imported import Reading
-from shardwise.stacks.read.source import Call, Script, why_not
+from shardwise.stacks.read.source import Call, Script, unused_reason
 
 # Longest name that is kept; a hub allows 96 characters on each side of the slash.
 _LENGTH = 500
@@ -25,7 +25,7 @@ def set_model(reading: Reading, table: Mapping[str, object], key: str) -> None:
     if _is_name(name):
         _name(reading, key, str(name).strip())
     else:
-        reading.lose(key, f"{quoted(name)} is not the name or folder of a model; give the model")
+        reading.lose(key, f"{repr_text(name)} is not the name or folder of a model; give the model")
 
 
 def set_model_of_script(script: Script, reading: Reading) -> None:
@@ -40,12 +40,12 @@ def set_model_of_script(script: Script, reading: Reading) -> None:
             return
         unknown = name if unknown is None else unknown
     if unknown is not None and not isinstance(unknown, Call):
-        reading.lose(_MODEL, f"{why_not(unknown)}; give the model")
+        reading.lose(_MODEL, f"{unused_reason(unknown)}; give the model")
 
 
 def _name(reading: Reading, key: str, name: str) -> None:
     """Set the model's name, which `key` of the file gives."""
-    named = f"{key} names the model {quoted(name)}."
+    named = f"{key} names the model {repr_text(name)}."
     reading.record(Outcome("given", key, name, {_MODEL: name}, named, "sentence"))
 
 

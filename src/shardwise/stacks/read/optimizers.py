@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from shardwise.spec.job import Job
-from shardwise.stacks.outcomes import quoted
+from shardwise.stacks.outcomes import repr_text
 from shardwise.stacks.read.imported import Reading
 
 # transformers' names, and those that axolotl adds.
@@ -46,7 +46,7 @@ def set_named_optimizer(reading: Reading, key: str, name: object) -> None:
     """
     kind = NAMES.get(name) if isinstance(name, str) else None
     if kind is None:
-        reading.lose(key, f"{quoted(name)} is unknown to Shardwise; set job.optimizer")
+        reading.lose(key, f"{repr_text(name)} is unknown to Shardwise; set job.optimizer")
         return
     if kind not in known_optimizers():
         reading.lose(key, f"{name} is {kind}, which Shardwise does not have; set job.optimizer")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import DataSettings
-from shardwise.stacks.outcomes import UNSAID, Outcome
-from shardwise.stacks.read.imported import Reading, flag
+from shardwise.stacks.outcomes import ABSENT, Outcome
+from shardwise.stacks.read.imported import Reading, boolean
 
 
 def set_packing(
@@ -22,7 +22,7 @@ def set_packing(
         if absent is not None and key not in reading.undecided:
             reading.default(key, {"data.packing": absent}, absent)
         return
-    packed = flag(table, key, otherwise=False)
+    packed = boolean(table, key, otherwise=False)
     try:
         DataSettings.read({"packing": packed})
     except SpecError:
@@ -30,4 +30,4 @@ def set_packing(
         reading.record(Outcome("lost", key, packed, why=beside, naming="assignment"))
         return
     reading.data["packing"] = packed
-    reading.given(key, {"data.packing": UNSAID}, packed, naming="assignment")
+    reading.given(key, {"data.packing": ABSENT}, packed, naming="assignment")

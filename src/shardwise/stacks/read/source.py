@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from shardwise.spec.record import SpecError
-from shardwise.stacks.outcomes import plain
+from shardwise.stacks.outcomes import plain_text
 
 # Maximum nesting of expressions that are followed; real settings are not nested deeper.
 _DEPTH = 40
@@ -273,7 +273,7 @@ def _shallow(node: ast.AST) -> bool:
     return sum(1 for _, _ in zip(ast.walk(node), range(60), strict=False)) < 60
 
 
-def shown(value: object) -> str:
+def script_value_text(value: object) -> str:
     """A value of a script as text for a sentence, cut to 60 characters."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -285,10 +285,10 @@ def shown(value: object) -> str:
         return f"{value.name}(...)"
     if isinstance(value, (tuple, dict)):
         return "an expression"
-    return plain(value)[:60]
+    return plain_text(value)[:60]
 
 
-def why_not(value: object) -> str:
+def unused_reason(value: object) -> str:
     """The reason why a value is not used: known only at run time, or not supported by Shardwise."""
     if value == DIFFERS:
         return "it differs from call to call"
@@ -296,4 +296,4 @@ def why_not(value: object) -> str:
         isinstance(value, Symbol) and value.path.startswith("torch.")
     )
     ending = "is not a value that Shardwise knows" if settled else "is decided when the script runs"
-    return f"{shown(value)} {ending}"
+    return f"{script_value_text(value)} {ending}"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from shardwise.stacks.outcomes import quoted
-from shardwise.stacks.read.imported import Reading, real, set_warmup
-from shardwise.stacks.read.source import Call, why_not
+from shardwise.stacks.outcomes import repr_text
+from shardwise.stacks.read.imported import Reading, finite_number, set_warmup
+from shardwise.stacks.read.source import Call, unused_reason
 
 SEQ_LEN, STEPS, WARMUP = 2048, 10_000, 200
 # Presets by torchtitan's library and flavor of a model.
@@ -36,7 +36,9 @@ def set_model(library: str, flavor: object, reading: Reading) -> None:
     if preset is not None:
         reading.given(f"flavor {library} {flavor}", {"model": preset})
     elif flavor is not None:
-        reading.lose("flavor", f"{quoted(flavor)} of {library[:40]} is no preset; give the model")
+        reading.lose(
+            "flavor", f"{repr_text(flavor)} of {library[:40]} is no preset; give the model"
+        )
 
 
 def set_lengths(table: Mapping[str, object], reading: Reading) -> None:
@@ -63,13 +65,13 @@ def set_recipe(
     elif isinstance(clip, (int, float)):
         reading.train["clip_norm"] = float(clip)
     else:
-        reading.lose("max_norm", why_not(clip))
+        reading.lose("max_norm", unused_reason(clip))
     _schedule(schedule, reading)
     warmup = schedule.get("warmup_steps", WARMUP)
     if isinstance(warmup, int) and not isinstance(warmup, bool) and warmup >= 0:
         set_warmup(reading, min(warmup, _steps(reading)))
     else:
-        reading.lose("warmup_steps", why_not(warmup))
+        reading.lose("warmup_steps", unused_reason(warmup))
     if isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63:
         reading.train["seed"] = seed
 
@@ -89,9 +91,9 @@ def _schedule(table: Mapping[str, object], reading: Reading) -> None:
     if ratio is not None:
         reading.lose("decay_ratio", "the learning rate decays from the warm-up on in Shardwise")
     if kind not in ("linear", "cosine"):
-        reading.lose("decay_type", f"{quoted(kind)} is read as linear")
+        reading.lose("decay_type", f"{repr_text(kind)} is read as linear")
         kind = "linear"
-    final = real(table, "min_lr_factor", "lr_scheduler.") or 0.0
+    final = finite_number(table, "min_lr_factor", "lr_scheduler.") or 0.0
     fields = {"train.schedule": kind, "train.final_learning_rate": final}
     if "decay_type" in table:
         reading.given("decay_type", fields)

@@ -6,7 +6,7 @@ from typing import Any
 
 from shardwise.spec.dtype import TORCH_NAMES, DType
 from shardwise.stacks.read.imported import Reading, list_unknown
-from shardwise.stacks.read.source import Call, Symbol, shown, why_not
+from shardwise.stacks.read.source import Call, Symbol, script_value_text, unused_reason
 
 # Short names of dtypes by every name that torch has for them.
 DTYPES: dict[str, DType] = {
@@ -30,7 +30,7 @@ def read_mixed_precision(value: Any, reading: Reading) -> None:
         reading.remark("Without mixed precision, parameters and gradients move in fp32.", dtypes)
         return
     if not isinstance(value, Call) or value.more or value.name not in _POLICIES:
-        reading.lose("mixed precision", f"{why_not(value)}; set param_dtype and reduce_dtype")
+        reading.lose("mixed precision", f"{unused_reason(value)}; set param_dtype and reduce_dtype")
         return
     param = _dtype(value.get("param_dtype", 0), "param_dtype", "fp32", reading)
     reduce = _dtype(value.get("reduce_dtype", 1), "reduce_dtype", param, reading)
@@ -39,7 +39,7 @@ def read_mixed_precision(value: Any, reading: Reading) -> None:
     if known:
         reading.given(value.name, known)
     if value.get("buffer_dtype") is not None:
-        reading.about("buffer_dtype", "FSDP2 leaves buffers in the dtype they have")
+        reading.explain("buffer_dtype", "FSDP2 leaves buffers in the dtype they have")
     _others(value, reading)
 
 
@@ -51,7 +51,7 @@ def _others(policy: Call, reading: Reading) -> None:
         reading.lose("output_dtype", "Shardwise keeps outputs in the dtype they are computed in")
     for name in ("cast_forward_inputs", "cast_root_forward_inputs"):
         if policy.get(name) not in (None, True):
-            reading.about(name, "models take token ids, which are not cast")
+            reading.explain(name, "models take token ids, which are not cast")
     list_unknown(reading, policy.keywords, _POLICY_FIELDS, f"{policy.name}.")
 
 
@@ -64,7 +64,7 @@ def _dtype(value: Any, key: str, otherwise: str | None, reading: Reading) -> str
         return otherwise
     if isinstance(value, Symbol) and value.last in DTYPES:
         return DTYPES[value.last]
-    reading.lose(key, f"{why_not(value)}; set it yourself")
+    reading.lose(key, f"{unused_reason(value)}; set it yourself")
     return None
 
 
@@ -77,7 +77,7 @@ def read_mesh(value: Any, reading: Reading) -> None:
     if not all(isinstance(size, int) and size > 0 for size in sizes) or len(sizes) not in (1, 2):
         fixed = sizes and all(isinstance(size, int) for size in sizes)
         why = "has no counterpart in Shardwise" if fixed else "is decided when the script runs"
-        said = " x ".join(map(shown, sizes)) if sizes else shown(shape)
+        said = " x ".join(map(script_value_text, sizes)) if sizes else script_value_text(shape)
         reading.warn(f"The mesh of {said} {why}; shard and replicate follow from the cluster.")
         return
     replicate, shard = sizes if len(sizes) == 2 else (1, sizes[0])
@@ -85,3 +85,8 @@ def read_mesh(value: Any, reading: Reading) -> None:
     reading.processes = replicate * shard
     if replicate > 1 and shard > 1:
         reading.given("The mesh", {"replicate": replicate, "shard": shard})
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a number; a boolean is none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

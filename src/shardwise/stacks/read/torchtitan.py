@@ -6,8 +6,8 @@ from typing import Any
 
 from shardwise.spec.dtype import TORCH_NAMES
 from shardwise.spec.strategy import Strategy
-from shardwise.stacks.read.imported import Imported, Reading, real, set_optimizer
-from shardwise.stacks.read.source import Call, Script, why_not
+from shardwise.stacks.read.imported import Imported, Reading, finite_number, set_optimizer
+from shardwise.stacks.read.source import Call, Script, unused_reason
 from shardwise.stacks.read.titan_recipe import set_lengths, set_model, set_recipe
 
 _DTYPES: dict[str, str] = {long: short for short, long in TORCH_NAMES.items()}
@@ -46,7 +46,7 @@ def read(script: Script) -> Imported:
         if call.origin.split(".")[-2:-1] == ["ChunkedLossWrapper"]:
             reading.strategy["loss"] = "chunked"
             reading.strategy["loss_chunks"] = _count(call, "num_chunks", 8, reading)
-    return reading.done()
+    return reading.finish()
 
 
 def _of_class(script: Script, owner: str) -> Call:
@@ -133,7 +133,7 @@ def read_training(call: Call, reading: Reading) -> None:
         if name in _DTYPES:
             reading.strategy[field] = _DTYPES[name]
         else:
-            reading.lose(key, f"{why_not(value)}; set strategy.{field}")
+            reading.lose(key, f"{unused_reason(value)}; set strategy.{field}")
     if reading.strategy["kind"] not in ("ddp", "single"):
         reading.strategy["offload"] = call.get("enable_cpu_offload") is True
     micro = _count(call, "local_batch_size", 8, reading)
@@ -167,7 +167,7 @@ def _hyperparameters(script: Script, reading: Reading) -> None:
         reading.lose("optimizer_kwargs", "they differ, or are known only at run time")
         return
     table = {name: value for name, value in groups[0].items() if isinstance(value, (int, float))}
-    set_optimizer(reading, lambda key: real(table, key), groups[0].get("betas"))
+    set_optimizer(reading, lambda key: finite_number(table, key), groups[0].get("betas"))
 
 
 def _count(call: Call, key: str, default: int, reading: Reading) -> int:
@@ -177,5 +177,5 @@ def _count(call: Call, key: str, default: int, reading: Reading) -> int:
         return default
     if isinstance(value, int) and not isinstance(value, bool) and (value == -1 or value >= 1):
         return value
-    reading.lose(key, f"{why_not(value)}; read as its default {default}")
+    reading.lose(key, f"{unused_reason(value)}; read as its default {default}")
     return default

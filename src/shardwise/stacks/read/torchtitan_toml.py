@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwise.spec.record import SpecError
-from shardwise.stacks.outcomes import quoted
+from shardwise.stacks.outcomes import repr_text
 from shardwise.stacks.read.imported import (
     Imported,
     Reading,
-    flag,
+    boolean,
+    finite_number,
     list_unknown,
-    real,
-    section,
     set_optimizer,
+    subtable,
 )
 from shardwise.stacks.read.source import Call
 from shardwise.stacks.read.titan_recipe import set_lengths, set_model, set_recipe
@@ -82,13 +82,13 @@ def read(table: Mapping[str, object]) -> Imported:
     _converters(model, parts["quantize"], reading)
     set_model(str(model.get("name", "llama3")), model.get("flavor", "debugmodel"), reading)
     reading.remark(f"What the file leaves out has the defaults of torchtitan {VERSION}.")
-    return reading.done()
+    return reading.finish()
 
 
 def _part(table: Mapping[str, object], name: str, reading: Reading) -> dict[str, object]:
     """One section with today's names of its keys; keys that are unknown are reported."""
     older = _OLDER.get(name, {})
-    found = {older.get(key, key): value for key, value in section(table, name).items()}
+    found = {older.get(key, key): value for key, value in subtable(table, name).items()}
     list_unknown(reading, found, KNOWN[name], f"{name}.")
     return found
 
@@ -101,15 +101,15 @@ def _optimizer(table: Mapping[str, object], reading: Reading) -> None:
         fields = {"job.optimizer": OPTIMIZERS[str(name)]}
         (reading.given if "name" in table else reading.default)(key, fields)
     else:
-        reading.lose("optimizer.name", f"{quoted(name)} has no counterpart; set job.optimizer")
+        reading.lose("optimizer.name", f"{repr_text(name)} has no counterpart; set job.optimizer")
     defaults = {"lr": 8e-4, "weight_decay": 0.1, "eps": 1e-8, "beta1": 0.9, "beta2": 0.95}
 
     def number(key: str) -> float:
-        given = real(table, key, "optimizer.")
+        given = finite_number(table, key, "optimizer.")
         return defaults[key] if given is None else given
 
     set_optimizer(reading, number, (number("beta1"), number("beta2")))
-    if flag(table, "early_step_in_backward", otherwise=False):
+    if boolean(table, "early_step_in_backward", otherwise=False):
         reading.lose("early_step_in_backward", "Shardwise steps after the backward")
 
 
@@ -126,7 +126,7 @@ def _recompute(table: Mapping[str, object], reading: Reading) -> None:
     elif mode in ("none", "full", "selective"):
         _settled(table, "mode", {"recompute": mode}, "", reading)
     else:
-        reading.lose("mode", f"{quoted(mode)} of activation_checkpoint is read as selective")
+        reading.lose("mode", f"{repr_text(mode)} of activation_checkpoint is read as selective")
         reading.strategy["recompute"] = "selective"
 
 
@@ -142,8 +142,8 @@ def _compile(table: Mapping[str, object], reading: Reading) -> None:
     """Read whether the model is compiled."""
     components = table.get("components", ["model", "loss"])
     if not isinstance(components, list):
-        raise SpecError(f"compile.components: must be a list, not {quoted(components)}")
-    on = flag(table, "enable", otherwise=False, where="compile.")
+        raise SpecError(f"compile.components: must be a list, not {repr_text(components)}")
+    on = boolean(table, "enable", otherwise=False, where="compile.")
     reading.strategy["compile"] = on and "model" in components
 
 
@@ -152,15 +152,15 @@ def _converters(
 ) -> None:
     """Read matrix products in low bits, which `model.converters` turns on."""
     names = model.get("converters") or []
-    linear = section(quantize, "linear")
+    linear = subtable(quantize, "linear")
     for name in names if isinstance(names, list) else [names]:
         if name in (_FLOAT8, "float8"):
-            float8 = section(linear, "float8")
+            float8 = subtable(linear, "float8")
             reading.given(str(name), {"linear_dtype": "fp8"})
-            gathers = flag(float8, "enable_fsdp_float8_all_gather", otherwise=False)
+            gathers = boolean(float8, "enable_fsdp_float8_all_gather", otherwise=False)
             if gathers and reading.strategy["kind"] not in ("ddp", "single"):
                 reading.given("enable_fsdp_float8_all_gather", {"low_bit_gather": True})
         elif name in (_MX, "mx"):
             reading.given(str(name), {"linear_dtype": "mxfp8"})
         else:
-            reading.lose("converters", f"{quoted(name)} has no counterpart")
+            reading.lose("converters", f"{repr_text(name)} has no counterpart")

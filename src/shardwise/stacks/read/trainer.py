@@ -9,7 +9,7 @@ from typing import Any
 from shardwise.spec.record import SpecError, did_you_mean
 from shardwise.stacks.attention import read_attention
 from shardwise.stacks.fused_loss import OTHER_KERNELS
-from shardwise.stacks.outcomes import Outcome, quoted
+from shardwise.stacks.outcomes import Outcome, repr_text
 from shardwise.stacks.read import accelerate, deepspeed, fsdp1, known_keys
 from shardwise.stacks.read.adapters import (
     LoraKeys,
@@ -22,17 +22,24 @@ from shardwise.stacks.read.adapters import (
 from shardwise.stacks.read.imported import (
     Imported,
     Reading,
-    flag,
+    boolean,
     list_unknown,
-    section,
-    whole,
+    positive_integer,
+    subtable,
 )
 from shardwise.stacks.read.method import DPO as DPO_NAME
 from shardwise.stacks.read.method import as_dpo
 from shardwise.stacks.read.model_name import set_model
 from shardwise.stacks.read.objective import is_unplanned, objective_of_table
 from shardwise.stacks.read.packed import set_packing
-from shardwise.stacks.table import Table, but, defaults_of, keys_of, lost, read_rows
+from shardwise.stacks.table import (
+    Table,
+    defaults_of,
+    keys_of,
+    lost_rows,
+    read_rows,
+    with_changed_rows,
+)
 from shardwise.stacks.training_arguments import (
     BATCH,
     DPO,
@@ -110,7 +117,7 @@ def read_trl(table: Mapping[str, object]) -> Imported:
     if table.get("max_seq_length") is not None:
         absent.pop("max_length", None)
     objective = objective_of_table(table)
-    rows = but(TRAIN, rows_of(objective))
+    rows = with_changed_rows(TRAIN, rows_of(objective))
     found = read({**absent, **table}, "a TRL configuration", rows=rows)
     if objective == DPO_NAME:
         found = as_trl_dpo(found, "A key of DPOConfig", table)
@@ -124,7 +131,7 @@ def rows_of(objective: str | None) -> dict[str, dict[str, Any]]:
 
 def as_trl_dpo(found: Imported, key: str, table: Mapping[str, object]) -> Imported:
     """The settings of a DPOConfig, of which the keys are in `table`."""
-    before = flag(table, "precompute_ref_log_probs", otherwise=False)
+    before = boolean(table, "precompute_ref_log_probs", otherwise=False)
     why = "precompute_ref_log_probs runs the reference model before the first step"
     return as_dpo(found, key, reference=not before, why=why if before else "")
 
@@ -139,7 +146,7 @@ def with_trl_loss(
     """
     outcomes = defaults_of_trl(absent)
     strategy = {name: value for name, value in found.strategy.items() if name not in _LOSS}
-    if flag(table, _LIGER, otherwise=False):
+    if boolean(table, _LIGER, otherwise=False):
         # TRL leaves Liger's loss out, which would replace its own head.
         outcomes.append(Outcome("lost", _LIGER, why=OTHER_KERNELS))
     found = found._replace(outcomes=tuple(one for one in found.outcomes if one.key != _LIGER))
@@ -171,24 +178,41 @@ def read(
         rows: The rows of `[train]`.
     """
     reading = read_arguments(table, what, known, rows)
-    if flag(table, "use_peft", otherwise=False):
+    if boolean(table, "use_peft", otherwise=False):
         set_lora(reading, table, _TRL_LORA)
-    set_base(reading, table.get("dtype") or table.get("torch_dtype") or "float32", _bits(table))
+    set_base(
+        reading, table.get("dtype") or table.get("torch_dtype") or "float32", _quantisation(table)
+    )
     set_master(reading, loaded_dtype(reading, table.get("dtype") or table.get("torch_dtype")))
     of_sft = is_trl(table) and objective_of_table(table) is None
     set_packing(reading, table, "packing", False if of_sft else None)
     read_attention(table, reading)
     set_model(reading, table, "model_name_or_path")
-    return reading.done()._replace(objective=objective_of_table(table))
+    return reading.finish()._replace(objective=objective_of_table(table))
 
 
-def _bits(table: Mapping[str, object]) -> Quantisation | None:
+def _quantisation(table: Mapping[str, object]) -> Quantisation | None:
     """The bitsandbytes format of frozen weights in TRL's keys; None without quantisation."""
-    if flag(table, "load_in_4bit", otherwise=False):
+    if boolean(table, "load_in_4bit", otherwise=False):
         kind = table.get("bnb_4bit_quant_type") or "nf4"
-        double = flag(table, "use_bnb_nested_quant", otherwise=False)
+        double = boolean(table, "use_bnb_nested_quant", otherwise=False)
         return Quantisation(4, str(kind), double)
-    return Quantisation(8) if flag(table, "load_in_8bit", otherwise=False) else None
+    return Quantisation(8) if boolean(table, "load_in_8bit", otherwise=False) else None
+
+
+def _read_batch(table: Mapping[str, object], inside: Imported, reading: Reading) -> None:
+    """Read micro-batch and accumulation; other values of DeepSpeed, `inside`, are reported."""
+    for field in ("micro_batch", "accumulate"):
+        reading.strategy.pop(field, None)
+    read_rows(BATCH, table, reading)
+    for field in ("micro_batch", "accumulate"):
+        theirs, ours = inside.strategy.get(field), reading.strategy.get(field)
+        if theirs is not None and theirs != ours:
+            reading.lose(
+                field,
+                f"deepspeed says {theirs} and TrainingArguments {ours}, which the Trainer refuses; "
+                f"read as {ours}",
+            )
 
 
 def read_arguments(
@@ -207,39 +231,31 @@ def read_arguments(
     # A script may have arguments of its own in the same file; listing them does no harm.
     of_rows = keys_of((*BATCH, *METHODS, *rows, SCHEDULE))
     list_unknown(reading, table, (*known, *of_rows, *_LOST))
-    low = [name for name in ("bf16", "fp16") if flag(table, name, otherwise=False)]
+    low = [name for name in ("bf16", "fp16") if boolean(table, name, otherwise=False)]
     if len(low) > 1:
         reading.lose("bf16 and fp16", "both are true, which the Trainer refuses; read as bf16")
     if table.get("deepspeed"):
         inside = read_deepspeed(table["deepspeed"], low[0] if low else None, reading)
     else:
-        launched = _launched(table, reading)
+        launched = _accelerate_table(table, reading)
         inside = accelerate.read({**launched, "mixed_precision": low[0] if low else None})
     # Values that DeepSpeed leaves to the Trainer are among the arguments, or their defaults.
     settled = {key for key in table if table[key] is not None} | {*defaults_of(rows)}
     automatic = (theirs for theirs, key in _AUTO.items() if key in settled - undecided)
-    reading.take(inside, without=("micro_batch", "accumulate", *automatic))
-    as_given(reading, "Without fsdp or deepspeed the Trainer runs DDP", leave_out=_OF_BATCH)
+    reading.add_nested(inside, without=("micro_batch", "accumulate", *automatic))
+    restore_given_keys(
+        reading, "Without fsdp or deepspeed the Trainer runs DDP", leave_out=_OF_BATCH
+    )
     if table.get("deepspeed") and low and low[0] != inside.strategy.get("param_dtype"):
         reading.lose(low[0], "the settings of deepspeed decide, and do not enable it")
-    for field in ("micro_batch", "accumulate"):
-        reading.strategy.pop(field, None)
-    read_rows(BATCH, table, reading)
-    for field in ("micro_batch", "accumulate"):
-        theirs, ours = inside.strategy.get(field), reading.strategy.get(field)
-        if theirs is not None and theirs != ours:
-            reading.lose(
-                field,
-                f"deepspeed says {theirs} and TrainingArguments {ours}, which the Trainer refuses; "
-                f"read as {ours}",
-            )
-    read_rows((*rows, SCHEDULE, *lost(_LOST)), table, reading)
+    _read_batch(table, inside, reading)
+    read_rows((*rows, SCHEDULE, *lost_rows(_LOST)), table, reading)
     for key in _SEQ_LEN:
-        length = whole(table, key)
+        length = positive_integer(table, key)
         if length is not None:
             reading.given(key, {"job.seq_len": length})
             break
-    if flag(table, "gradient_checkpointing", otherwise=False):
+    if boolean(table, "gradient_checkpointing", otherwise=False):
         reading.given("gradient_checkpointing", {"recompute": "full"}, why=": every block")
     read_rows(METHODS, table, reading)
     return reading
@@ -253,11 +269,11 @@ def read_deepspeed(given: object, low: str | None, reading: Reading) -> Imported
     if isinstance(given, str):
         given = _named_stage(given, reading)
     if not isinstance(given, dict):
-        raise SpecError(f"deepspeed: the settings are in {quoted(given)}; import that file")
+        raise SpecError(f"deepspeed: the settings are in {repr_text(given)}; import that file")
     settings = dict(given)
     for name in ("bf16", "fp16"):
-        if section(settings, name).get("enabled") == "auto":
-            settings[name] = {**section(settings, name), "enabled": name == low}
+        if subtable(settings, name).get("enabled") == "auto":
+            settings[name] = {**subtable(settings, name), "enabled": name == low}
     return deepspeed.read(settings)
 
 
@@ -280,7 +296,7 @@ def _named_stage(path: str, reading: Reading) -> object:
     return {"zero_optimization": zero, "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
 
 
-def as_given(reading: Reading, ddp: str, leave_out: Collection[str]) -> None:
+def restore_given_keys(reading: Reading, ddp: str, leave_out: Collection[str]) -> None:
     """Rename accelerate's settings in the outcomes to the keys of the file that they came from.
 
     Args:
@@ -289,12 +305,17 @@ def as_given(reading: Reading, ddp: str, leave_out: Collection[str]) -> None:
         leave_out: Keys without a note; losses stay.
     """
     reading.outcomes = [
-        _by_its_key(one, ddp) for one in reading.outcomes if one.is_lost or one.key not in leave_out
+        _with_given_key(one, ddp)
+        for one in reading.outcomes
+        if one.is_lost or one.key not in leave_out
     ]
 
 
-def _by_its_key(one: Outcome, ddp: str) -> Outcome:
-    """The outcome with accelerate's key replaced by the file's own; `ddp` as in `as_given`."""
+def _with_given_key(one: Outcome, ddp: str) -> Outcome:
+    """The outcome with accelerate's key replaced by the file's own.
+
+    `ddp` is as in `restore_given_keys`.
+    """
     if one.key == "mixed_precision" and one.kind == "default":
         nothing = "Without bf16 or fp16 the default"
         return one._replace(kind="given", key=nothing, theirs="fp32", naming="pair")
@@ -305,22 +326,22 @@ def _by_its_key(one: Outcome, ddp: str) -> Outcome:
     return one
 
 
-def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object]:
+def _accelerate_table(table: Mapping[str, object], reading: Reading) -> dict[str, object]:
     """The accelerate configuration that the Trainer builds from its own options."""
-    words = _words(table.get("fsdp"))
+    words = _fsdp_words(table.get("fsdp"))
     if not words:
         if table.get("fsdp_config"):
             reading.lose("fsdp_config", "it has no effect where fsdp is absent")
         return {"distributed_type": "MULTI_GPU"}
     settings = {
-        key.removeprefix("fsdp_"): value for key, value in section(table, "fsdp_config").items()
+        key.removeprefix("fsdp_"): value for key, value in subtable(table, "fsdp_config").items()
     }
     list_unknown(reading, settings, known_keys.TRAINER_FSDP, "fsdp_config.")
-    if flag(settings, "xla", otherwise=False):
+    if boolean(settings, "xla", otherwise=False):
         reading.lose("fsdp_config.xla", "Shardwise plans PyTorch's own FSDP, on GPUs or CPUs")
     sharding = [_SHARDING[word] for word in words if word in _SHARDING]
-    version = whole(settings, "version") or _version(sharding, reading)
-    offloaded = flag(settings, "cpu_offload", otherwise=False)
+    version = positive_integer(settings, "version") or _version(sharding, reading)
+    offloaded = boolean(settings, "cpu_offload", otherwise=False)
     # With FSDP2, transformers 5 wraps every block by default.
     wraps = "TRANSFORMER_BASED_WRAP" if "auto_wrap" in words or version == 2 else None
     config: dict[str, object] = {
@@ -351,13 +372,13 @@ def _groups(table: Mapping[str, object]) -> dict[str, object]:
     given = table.get("parallelism_config")
     if isinstance(given, dict):
         return dict(given)
-    settings = section(table, "env")
-    if not flag(settings, ENVIRONMENT, otherwise=False):
+    settings = subtable(table, "env")
+    if not boolean(settings, ENVIRONMENT, otherwise=False):
         return {}
     return {key: settings[name] for name, key in DEGREES.items() if name in settings}
 
 
-def _words(given: object) -> list[str]:
+def _fsdp_words(given: object) -> list[str]:
     """The words of the `fsdp` option.
 
     Raises:
@@ -369,7 +390,9 @@ def _words(given: object) -> list[str]:
         return ["auto_wrap"]
     words = given.split() if isinstance(given, str) else given
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise SpecError(f"fsdp: must be true, or words such as 'full_shard', not {quoted(given)}")
+        raise SpecError(
+            f"fsdp: must be true, or words such as 'full_shard', not {repr_text(given)}"
+        )
     for word in words:
         if word not in _WORDS:
             raise SpecError(

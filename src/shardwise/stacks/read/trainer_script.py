@@ -6,7 +6,7 @@ import ast
 from typing import Any
 
 from shardwise.spec.record import SpecError
-from shardwise.stacks.outcomes import UNSAID, Outcome
+from shardwise.stacks.outcomes import ABSENT, Outcome
 from shardwise.stacks.read import known_keys, trainer
 from shardwise.stacks.read.adapters import (
     LoraKeys,
@@ -20,8 +20,15 @@ from shardwise.stacks.read.imported import Imported, Reading, list_unknown
 from shardwise.stacks.read.model_name import set_model_of_script
 from shardwise.stacks.read.objective import CONFIGS
 from shardwise.stacks.read.packed import set_packing
-from shardwise.stacks.read.source import Call, Script, Symbol, Unknown, shown, why_not
-from shardwise.stacks.table import but
+from shardwise.stacks.read.source import (
+    Call,
+    Script,
+    Symbol,
+    Unknown,
+    script_value_text,
+    unused_reason,
+)
+from shardwise.stacks.table import with_changed_rows
 from shardwise.stacks.training_arguments import DPO, OTHER_OBJECTIVES, SFT, TRAIN
 
 _DPO = "DPOConfig"
@@ -93,7 +100,7 @@ def read(script: Script) -> Imported:
         {**defaults, **table},
         f"a script with {call.name}",
         _KNOWN_ARGUMENTS,
-        but(TRAIN, rows),
+        with_changed_rows(TRAIN, rows),
         frozenset(key for key in undecided if key not in table),
     )
     read_model(script, reading)
@@ -102,7 +109,7 @@ def read(script: Script) -> Imported:
     for key in ("use_peft", "load_in_4bit", "load_in_8bit"):
         if table.get(key) and not reading.adapter:
             reading.lose(key, "no LoraConfig is in this script; set adapter")
-    found = reading.done()
+    found = reading.finish()
     if call.name == _DPO:
         found = trainer.as_trl_dpo(found, _DPO, table)
     found = _with_loss(found, call.name, table)
@@ -137,7 +144,7 @@ def read_model(script: Script, reading: Reading) -> None:
         set_master(reading, loaded_dtype(reading, loaded))
     if "seq_len" not in reading.job and (found := script.number(*_SEQ_LEN)):
         reading.job["seq_len"] = found[1]
-        reading.given(found[0], {"job.seq_len": UNSAID}, found[1], naming="assignment")
+        reading.given(found[0], {"job.seq_len": ABSENT}, found[1], naming="assignment")
 
 
 def _is_text(value: object) -> bool:
@@ -149,7 +156,7 @@ def _loaded(script: Script) -> str | None:
     for call in script.calls("from_pretrained", "from_config"):
         given = call.get("dtype") or call.get("torch_dtype")
         if isinstance(given, (str, Symbol)):
-            return shown(given)
+            return script_value_text(given)
     return None
 
 
@@ -205,5 +212,5 @@ def _value(key: str, value: Any, dropped: list[Outcome]) -> Any:
         return _value(key, value.keywords, dropped)
     elif value is None or isinstance(value, (bool, int, float, str)):
         return value
-    dropped.append(Outcome("lost", key, why=why_not(value)))
+    dropped.append(Outcome("lost", key, why=unused_reason(value)))
     return _MISSING

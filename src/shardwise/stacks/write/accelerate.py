@@ -20,7 +20,7 @@ from shardwise.stacks.write.differences import (
     padded_experts,
     recompute_all_or_none,
 )
-from shardwise.stacks.write.exported import USUAL, Exported, Target
+from shardwise.stacks.write.exported import DEFAULT_TARGET, Exported, Target
 
 NAME = "accelerate.yaml"
 
@@ -79,12 +79,12 @@ _SCRIPT_RULES = (
 )
 
 
-def export(run: RunSpec, target: Target = USUAL) -> Exported:
+def export(run: RunSpec, target: Target = DEFAULT_TARGET) -> Exported:
     """The run as YAML for `accelerate launch --config_file`."""
     import yaml
 
     table = _table(run)
-    found = _compared(run, table)
+    found = _comparison(run, table)
     experts = padded_experts(run, found.applied, "accelerate")
     differences = (*found.differences, *experts, *_other_differences(run, table))
     text = yaml.safe_dump(table, sort_keys=False)
@@ -95,10 +95,10 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
 
 def applied(run: RunSpec) -> Strategy:
     """The strategy of a run as accelerate runs it."""
-    return _compared(run, _table(run)).applied
+    return _comparison(run, _table(run)).applied
 
 
-def _compared(run: RunSpec, table: dict[str, Any]) -> Comparison:
+def _comparison(run: RunSpec, table: dict[str, Any]) -> Comparison:
     """The strategy as accelerate runs it with this table, and the differences."""
     strategy = run.strategy
     by_script: dict[str, object] = {
@@ -207,7 +207,7 @@ def _fsdp(run: RunSpec) -> dict[str, Any]:
 
 
 def _other_differences(run: RunSpec, table: dict[str, Any]) -> list[Difference]:
-    """Differences that are not about a field of the strategy."""
+    """Differences in FSDP units, buckets, the loss and the script, which no strategy field says."""
     differences = Differences()
     model, sharded = run.model, table["distributed_type"] == "FSDP"
     if sharded and isinstance(model, ModuleRef):

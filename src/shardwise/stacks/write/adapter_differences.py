@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import TrainSettings
-from shardwise.stacks.outcomes import Difference, shown
+from shardwise.stacks.outcomes import Difference, value_text
 from shardwise.stacks.read.imported import Imported
 
 # Settings of [train] that change the result; the others concern logs and checkpoints.
@@ -38,7 +38,7 @@ def adapter_differences(ours: Adapter | None, back: Imported, who: str) -> list[
         here, there = getattr(ours, field), getattr(theirs, field)
         if here != there:
             setting = f"adapter.{name}"
-            why = f"{who} uses {shown(there)}"
+            why = f"{who} uses {value_text(there)}"
             differences.append(Difference(why, {setting: here}, {setting: there}))
     if ours.train and ours.rank is not None:
         copies = "peft trains copies of these modules and keeps the frozen ones too"

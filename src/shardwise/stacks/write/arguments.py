@@ -14,7 +14,7 @@ from shardwise.stacks.outcomes import Difference, Differences
 from shardwise.stacks.table import write_rows
 from shardwise.stacks.training_arguments import BATCH, METHODS, OPTIMIZERS, SCHEDULE, TRAIN
 from shardwise.stacks.write.accelerate import GATHERED_LOGITS
-from shardwise.stacks.write.deepspeed import nested
+from shardwise.stacks.write.deepspeed import config_for_trainer
 from shardwise.stacks.write.differences import (
     RING,
     WHOLE_ACTIVATIONS,
@@ -84,7 +84,7 @@ def arguments(run: RunSpec, with_deepspeed: bool = False) -> dict[str, Any]:
     recomputes = recompute_all_or_none(strategy) == "full"
     by_deepspeed = sharded and with_deepspeed and strategy.kind == "zero1"
     if by_deepspeed:
-        table["deepspeed"] = nested(run)
+        table["deepspeed"] = config_for_trainer(run)
     elif sharded:
         table["fsdp"] = True
         table["fsdp_config"] = _fsdp(run, recomputes)

@@ -39,12 +39,12 @@ def check_axes(run: RunSpec, stack: str) -> None:
     if strategy.context > 1 and not axes.context:
         others = _others("context")
         raise SpecError(f"strategy.context: {stack} has no context parallelism; export to {others}")
-    why = _uneven(run) or (axes.refuses(run) if axes.refuses is not None else None)
+    why = _uneven_reason(run) or (axes.refuses(run) if axes.refuses is not None else None)
     if why:
         raise SpecError(f"strategy: {stack} cannot run {here}: {why}")
 
 
-def as_run(strategy: Strategy, stack: str) -> Strategy:
+def as_stack_runs(strategy: Strategy, stack: str) -> Strategy:
     """The strategy with `sequence_parallel` and `context_method` that the stack supports."""
     axes = AXES.get(stack, Axes((True, False), ("ulysses", "ring")))
     if axes.tensor and strategy.sequence_parallel not in axes.tensor:
@@ -54,7 +54,7 @@ def as_run(strategy: Strategy, stack: str) -> Strategy:
     return strategy
 
 
-def _uneven(run: RunSpec) -> str | None:
+def _uneven_reason(run: RunSpec) -> str | None:
     """A reason if heads or the sequence cannot be divided evenly; or None."""
     strategy, model, length = run.strategy, run.model, run.job.seq_len
     if isinstance(model, ModelSpec):

@@ -21,16 +21,16 @@ from shardwise.stacks.training_arguments import (
     AXOLOTL_TRAIN,
 )
 from shardwise.stacks.write import fine_tuning
-from shardwise.stacks.write.deepspeed import nested
+from shardwise.stacks.write.deepspeed import config_for_trainer
 from shardwise.stacks.write.differences import Rule, recompute_all_or_none
-from shardwise.stacks.write.exported import USUAL, Exported, Target
+from shardwise.stacks.write.exported import DEFAULT_TARGET, Exported, Target
 from shardwise.stacks.write.fine_tuning import (
     CHANGE_ME,
     Stack,
     data_files,
+    integer_alpha,
     model_name,
-    packs,
-    whole_alpha,
+    packs_sequences,
 )
 from shardwise.stacks.write.method import in_examples
 from shardwise.stacks.write.trackers import trackers_of
@@ -45,7 +45,7 @@ _RULES = (
 )
 
 
-def export(run: RunSpec, target: Target = USUAL) -> Exported:
+def export(run: RunSpec, target: Target = DEFAULT_TARGET) -> Exported:
     """The run as YAML for `axolotl train`."""
     return fine_tuning.write(_STACK, run, _command(run, target.name(NAME)))
 
@@ -72,7 +72,7 @@ def _table(run: RunSpec) -> dict[str, Any]:
         table |= {"rl": "dpo", "sample_packing": False}
     table = in_examples(run, table, "micro_batch_size")
     if strategy.sharded and not cpu:
-        table |= {"deepspeed": nested(run)} if strategy.kind == "zero1" else _fsdp(run)
+        table |= {"deepspeed": config_for_trainer(run)} if strategy.kind == "zero1" else _fsdp(run)
     table |= write_rows(AXOLOTL_METHODS, run)
     if run.train is not None:
         table |= _train(run, run.train)
@@ -93,7 +93,7 @@ def _trained(adapter: Adapter | None) -> dict[str, Any]:
         "load_in_4bit": adapter.base == "nf4",
         "load_in_8bit": adapter.base == "int8",
         "lora_r": adapter.rank,
-        "lora_alpha": whole_alpha(adapter),
+        "lora_alpha": integer_alpha(adapter),
         "lora_dropout": adapter.dropout,
     }
     if adapter.targets == (ALL_LINEAR,):
@@ -111,7 +111,7 @@ def _trained(adapter: Adapter | None) -> dict[str, Any]:
 
 def _data(run: RunSpec) -> dict[str, Any]:
     """The keys about the data."""
-    packed = packs(run)
+    packed = packs_sequences(run)
     found = data_files(run)
     if found is None:
         sets: list[dict[str, Any]] = [{"path": CHANGE_ME, "type": "chat_template"}]

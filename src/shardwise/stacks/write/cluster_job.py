@@ -42,7 +42,7 @@ def check_target(run: RunSpec, target: Target) -> None:
         problems.found.append(
             "--spares: a run on one node does not meet others; leave it out, or use more nodes"
         )
-    if target.spares and not saves(run):
+    if target.spares and not saves_checkpoints(run):
         problems.found.append("--spares: train.checkpoint is false, so no spare can take over")
     problems.raise_if_any()
 
@@ -120,11 +120,11 @@ def runs_folder(run: RunSpec) -> PurePosixPath:
     return PurePosixPath(run.train.folder if run.train else "runs")
 
 
-def saves(run: RunSpec) -> bool:
+def saves_checkpoints(run: RunSpec) -> bool:
     """Whether the run saves checkpoints; True by default."""
     return run.train is None or run.train.checkpoint.save
 
 
-def saves_far_away(run: RunSpec) -> bool:
+def saves_remotely(run: RunSpec) -> bool:
     """Whether checkpoints are saved to an object store."""
     return run.train is not None and "://" in (run.train.checkpoint.to or "")

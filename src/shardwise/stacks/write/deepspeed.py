@@ -19,7 +19,7 @@ from shardwise.stacks.write.differences import (
     compare,
     recompute_all_or_none,
 )
-from shardwise.stacks.write.exported import USUAL, Exported, Target
+from shardwise.stacks.write.exported import DEFAULT_TARGET, Exported, Target
 
 NAME = "deepspeed.json"
 
@@ -80,13 +80,13 @@ _SCRIPT_RULES = (
 )
 
 
-def export(run: RunSpec, target: Target = USUAL) -> Exported:
+def export(run: RunSpec, target: Target = DEFAULT_TARGET) -> Exported:
     """The run as JSON for `deepspeed --deepspeed_config`."""
     table = _table(run)
     if table["zero_optimization"]["stage"] == 3 and isinstance(run.model, ModelSpec):
         size = run.strategy.prefetch * _block_parameters(run)
         table["zero_optimization"]["stage3_prefetch_bucket_size"] = size
-    found = _compared(run, table)
+    found = _comparison(run, table)
     differences = (*found.differences, *_other_differences(run))
     text = json.dumps(table, indent=2) + "\n"
     command = _command(run, target.name(NAME))
@@ -96,10 +96,10 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
 
 def applied(run: RunSpec) -> Strategy:
     """The strategy of a run as DeepSpeed runs it."""
-    return _compared(run, _table(run)).applied
+    return _comparison(run, _table(run)).applied
 
 
-def _compared(run: RunSpec, table: dict[str, Any]) -> Comparison:
+def _comparison(run: RunSpec, table: dict[str, Any]) -> Comparison:
     """The strategy as DeepSpeed runs it with this JSON, and how it differs from the run's."""
     stage = table["zero_optimization"]["stage"]
     hybrid = Rule(("shard", "replicate"), _HYBRID + (_HPZ if stage == 3 else ""))
@@ -145,7 +145,7 @@ def _table(run: RunSpec) -> dict[str, Any]:
     return table
 
 
-def nested(run: RunSpec) -> dict[str, Any]:
+def config_for_trainer(run: RunSpec) -> dict[str, Any]:
     """The DeepSpeed configuration to pass as `deepspeed` of TrainingArguments.
 
     Values that TrainingArguments have too are "auto".

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
-from shardwise.stacks.outcomes import Difference, shown
+from shardwise.stacks.outcomes import Difference, value_text
 from shardwise.units.decoder import decoder_units
 
 # Fields without effect if nothing is sharded, and if a step has one micro-batch.
@@ -123,7 +123,7 @@ def _by_rules(
     `differing` are our values, `there` is the stack's strategy.
     """
     left = dict(differing)
-    values = {name: shown(getattr(there, name)) for name in Strategy.model_fields}
+    values = {name: value_text(getattr(there, name)) for name in Strategy.model_fields}
     differences = []
     for rule in (
         *rules,

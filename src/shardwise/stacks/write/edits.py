@@ -16,7 +16,7 @@ from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
-from shardwise.stacks.outcomes import UNSAID, shown
+from shardwise.stacks.outcomes import ABSENT, value_text
 from shardwise.stacks.read import known_keys
 from shardwise.stacks.read.imported import Imported
 from shardwise.stacks.read.imports import imported_strategy, read_table
@@ -33,7 +33,7 @@ _ARGUMENTS = (*known_keys.TRAINER, "max_length", "packing", "packing_strategy")
 
 
 class Edit(NamedTuple):
-    """One key of a file with its old and new value; UNSAID where the key is absent."""
+    """One key of a file with its old and new value; ABSENT where the key is absent."""
 
     key: Path
     old: Any
@@ -43,9 +43,9 @@ class Edit(NamedTuple):
     def words(self) -> str:
         """The edit as people read it: a sign, the key, and its values."""
         name = ".".join(self.key)
-        if self.new is UNSAID:
+        if self.new is ABSENT:
             return f"- {name}: {_value(self.old)}"
-        if self.old is UNSAID:
+        if self.old is ABSENT:
             return f"+ {name}: {_value(self.new)}"
         return f"~ {name}: {_value(self.old)} -> {_value(self.new)}"
 
@@ -54,7 +54,7 @@ class Edit(NamedTuple):
         values = {"old": self.old, "new": self.new}
         return {
             "key": ".".join(self.key),
-            **{name: value for name, value in values.items() if value is not UNSAID},
+            **{name: value for name, value in values.items() if value is not ABSENT},
         }
 
 
@@ -99,9 +99,9 @@ def edits(mine: Table, exported: Table, meaning: Callable[[Table], Meaning]) -> 
     wanted = wanted._replace(losses=losses)
     before, after = dict(_leaves(mine)), dict(_leaves(exported))
     found = [
-        Edit(key, before.get(key, UNSAID), after.get(key, UNSAID))
+        Edit(key, before.get(key, ABSENT), after.get(key, ABSENT))
         for key in list({**before, **after})[:_MOST_KEYS]
-        if before.get(key, UNSAID) != after.get(key, UNSAID)
+        if before.get(key, ABSENT) != after.get(key, ABSENT)
     ]
     # Keys of the user's that the exported file lacks are tried first, most of which have no effect;
     # then whole sections, whose keys may mean something together only; then one by one.
@@ -115,7 +115,7 @@ def edits(mine: Table, exported: Table, meaning: Callable[[Table], Meaning]) -> 
 
 def _alone(found: list[Edit], added: bool) -> list[list[Edit]]:
     """Each edit on its own: those that set a key if `added`, else those that leave one out."""
-    return [[edit] for edit in found if (edit.new is not UNSAID) is added]
+    return [[edit] for edit in found if (edit.new is not ABSENT) is added]
 
 
 def _means(table: Table, meaning: Callable[[Table], Meaning], wanted: Meaning) -> bool:
@@ -192,7 +192,7 @@ def _edited(table: Table, changes: list[Edit]) -> dict[str, object]:
     leaves = dict(_leaves(table))
     for edit in changes:
         leaves.pop(edit.key, None)
-        if edit.new is not UNSAID:
+        if edit.new is not ABSENT:
             leaves[edit.key] = edit.new
     made: dict[str, Any] = {}
     for path, value in leaves.items():
@@ -208,5 +208,5 @@ def _edited(table: Table, changes: list[Edit]) -> dict[str, object]:
 
 def _value(value: object) -> str:
     """A value for a line, cut to 60 characters."""
-    text = ", ".join(map(str, value)) if isinstance(value, list) else shown(value)
+    text = ", ".join(map(str, value)) if isinstance(value, list) else value_text(value)
     return text if len(text) <= 60 else f"{text[:59]}…"

@@ -51,7 +51,7 @@ class TargetSettings(TypedDict, total=False):
 
 
 # The stack's usual file name, and no requests to a scheduler.
-USUAL = Target()
+DEFAULT_TARGET = Target()
 
 
 Setting = Literal["job.optimizer", "adapter"]

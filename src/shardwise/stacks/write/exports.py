@@ -9,10 +9,10 @@ from typing import Any
 from shardwise.spec.record import SpecError, did_you_mean
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
-from shardwise.stacks.outcomes import UNSAID, Difference
+from shardwise.stacks.outcomes import ABSENT, Difference
 from shardwise.stacks.write.axes import check_axes
 from shardwise.stacks.write.chat_differences import left_to_script
-from shardwise.stacks.write.exported import USUAL, Exported, Target
+from shardwise.stacks.write.exported import DEFAULT_TARGET, Exported, Target
 from shardwise.stacks.write.method import check_method
 from shardwise.stacks.write.optimizers import check_strategy, optimizers_of
 
@@ -40,7 +40,7 @@ _COUNTS_EPOCHS = ("trainer", "trl", "axolotl", "llama-factory", "accelerate", "d
 _WITHOUT_ADAPTERS = ("torchtitan", "megatron-bridge", "lightning", "python")
 
 
-def export_run(run: RunSpec, stack: str, target: Target = USUAL) -> Exported:
+def export_run(run: RunSpec, stack: str, target: Target = DEFAULT_TARGET) -> Exported:
     """Write a run with a resolved strategy as a file for `stack`.
 
     Raises:
@@ -62,7 +62,7 @@ def export_run(run: RunSpec, stack: str, target: Target = USUAL) -> Exported:
     if not trains:
         exported = exported._replace(changed=(*exported.changed, "job.optimizer"))
     if run.eval is not None and stack not in _RUNS_SHARDWISE:
-        lost = Difference("nothing is evaluated on held-out data", {"eval": UNSAID})
+        lost = Difference("nothing is evaluated on held-out data", {"eval": ABSENT})
         exported = exported._replace(differences=(*exported.differences, lost))
     exported = exported._replace(differences=(*exported.differences, *_epochs(run, stack)))
     if exported.name.endswith(".py"):

@@ -48,7 +48,7 @@ class Stack(NamedTuple):
     chat: Mapping[tuple[str, str], str] = {}
 
 
-def compared(stack: Stack, run: RunSpec, table: dict[str, Any]) -> Comparison:
+def compare_with_stack(stack: Stack, run: RunSpec, table: dict[str, Any]) -> Comparison:
     """The strategy as the stack runs it with this table, and the differences."""
     strategy = run.strategy
     back = dict(stack.read(table).strategy)
@@ -67,7 +67,7 @@ def compared(stack: Stack, run: RunSpec, table: dict[str, Any]) -> Comparison:
 
 def applied(stack: Stack, run: RunSpec) -> Strategy:
     """The strategy of a run as the stack runs it."""
-    return compared(stack, run, stack.table(run)).applied
+    return compare_with_stack(stack, run, stack.table(run)).applied
 
 
 def write(stack: Stack, run: RunSpec, command: str, more: tuple[Difference, ...] = ()) -> Exported:
@@ -75,7 +75,7 @@ def write(stack: Stack, run: RunSpec, command: str, more: tuple[Difference, ...]
     import yaml
 
     table = stack.table(run)
-    found = compared(stack, run, table)
+    found = compare_with_stack(stack, run, table)
     differences = (
         *found.differences,
         *padded_experts(run, found.applied, stack.who),
@@ -85,13 +85,13 @@ def write(stack: Stack, run: RunSpec, command: str, more: tuple[Difference, ...]
         *more,
     )
     text = yaml.safe_dump(table, sort_keys=False, allow_unicode=True)
-    by_script = (*found.by_script, *_to_fill_in(run, table))
+    by_script = (*found.by_script, *_placeholders(run, table))
     other = adapter_differences(run.adapter, stack.read(table), stack.who)
     changed: tuple[Setting, ...] = ("adapter",) if other else ()
     return Exported(stack.file, text, differences, command, found.applied, by_script, changed)
 
 
-def _to_fill_in(run: RunSpec, table: Mapping[str, Any]) -> list[Difference]:
+def _placeholders(run: RunSpec, table: Mapping[str, Any]) -> list[Difference]:
     """The placeholders in the file that the user must replace."""
     where = f"write the folder or the name on a hub of {run.model.name} into the file"
     missing = [
@@ -127,12 +127,12 @@ def data_files(run: RunSpec) -> tuple[str, list[str]] | None:
     return kind, list(run.data.path)
 
 
-def packs(run: RunSpec) -> bool:
+def packs_sequences(run: RunSpec) -> bool:
     """Whether sequences are packed: always for text, as `data.packing` says for other data."""
     data = run.data
     return data is None or data.packing or not (data.synthetic or holds_chat(data))
 
 
-def whole_alpha(adapter: Adapter) -> int:
+def integer_alpha(adapter: Adapter) -> int:
     """LoRA's alpha rounded to an integer of at least 1, for stacks that accept only integers."""
     return max(1, round(adapter.scale))

@@ -6,7 +6,7 @@ from shardwise.spec.foreign_text import one_line
 from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.run import RunSpec, write_run
 from shardwise.spec.train import SECRET_VARIABLE
-from shardwise.stacks.outcomes import UNSAID, Difference, Differences
+from shardwise.stacks.outcomes import ABSENT, Difference, Differences
 from shardwise.stacks.write.cluster_job import (
     LAUNCH,
     check_target,
@@ -15,11 +15,11 @@ from shardwise.stacks.write.cluster_job import (
     job_name,
     local_files,
     runs_folder,
-    saves,
-    saves_far_away,
+    saves_checkpoints,
+    saves_remotely,
     seconds_of,
 )
-from shardwise.stacks.write.exported import USUAL, Exported, Target
+from shardwise.stacks.write.exported import DEFAULT_TARGET, Exported, Target
 from shardwise.stacks.write.quoting import yaml_block, yaml_text
 
 NAME = "run.yaml"
@@ -30,7 +30,7 @@ GRACE_S = 600
 _AMD = ("MI2", "MI3")
 
 
-def export(run: RunSpec, target: Target = USUAL) -> Exported:
+def export(run: RunSpec, target: Target = DEFAULT_TARGET) -> Exported:
     """All manifests in one file; the run.toml is in its ConfigMap."""
     check_target(run, target)
     name = job_name(run)
@@ -160,7 +160,7 @@ def _script(run: RunSpec, target: Target) -> str:
     """The shell script of a container: it starts the launcher. Kubernetes replaces failed pods."""
     name = job_name(run)
     words = f"run.toml --nproc {run.cluster.devices_per_node} --name {name}"
-    command = f"shardwise train {words}{' --resume' if saves(run) else ''}\n"
+    command = f"shardwise train {words}{' --resume' if saves_checkpoints(run) else ''}\n"
     if target.spares:
         return f"{LAUNCH}launch {command}" + _DONE.format(is_done=is_done_command(run, name))
     return f"# exec replaces the shell, so that the launcher gets SIGTERM.\nexec {command}"
@@ -311,19 +311,19 @@ def _differences(run: RunSpec) -> tuple[Difference, ...]:
             {setting: path},
         )
     if isinstance(run.model, ModuleRef) or (run.data is not None and run.data.source):
-        packages = {"model.factory": UNSAID, "data.source": UNSAID}
+        packages = {"model.factory": ABSENT, "data.source": ABSENT}
         differences.add("install their packages in the image", packages)
-    if runs_folder(run).is_absolute() and not saves_far_away(run):
+    if runs_folder(run).is_absolute() and not saves_remotely(run):
         differences.add(
             f"it is outside the volume {VOLUME} and is deleted with the pod; use a relative folder",
             {"train.folder": str(runs_folder(run))},
         )
-    if not saves(run):
+    if not saves_checkpoints(run):
         differences.add("pods that replace others start from step 0", {"train.checkpoint": False})
     if run.cluster.network is not None:
         differences.add(
             "Kubernetes allocates devices, not bandwidth; add a nodeSelector or affinity for nodes "
             "that have it",
-            {"cluster.network": UNSAID},
+            {"cluster.network": ABSENT},
         )
     return tuple(differences)

@@ -6,7 +6,7 @@ from shardwise.spec.run import RunSpec, check_loss
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import CheckpointSettings
 from shardwise.stacks.outcomes import Difference
-from shardwise.stacks.write.exported import USUAL, Exported, Target
+from shardwise.stacks.write.exported import DEFAULT_TARGET, Exported, Target
 from shardwise.stacks.write.python import in_script, settings_of
 from shardwise.stacks.write.python.script import Settings, write_script
 from shardwise.stacks.write.python.settings import on_cpu, plain_name, train_of
@@ -17,7 +17,7 @@ NAME = "lightning_run.py"
 _PRECISION = {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true", "fp64": "64-true"}
 
 
-def export(run: RunSpec, target: Target = USUAL) -> Exported:
+def export(run: RunSpec, target: Target = DEFAULT_TARGET) -> Exported:
     """The script of a run; it runs FSDP2 through ModelParallelStrategy."""
     check_loss(run)
     command = script_command(run, target.name(NAME))

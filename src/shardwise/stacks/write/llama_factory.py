@@ -15,22 +15,22 @@ from shardwise.stacks.read.trainer import ENVIRONMENT as USES_GROUPS
 from shardwise.stacks.write import fine_tuning
 from shardwise.stacks.write.arguments import arguments
 from shardwise.stacks.write.differences import recompute_all_or_none
-from shardwise.stacks.write.exported import USUAL, Exported, Target
+from shardwise.stacks.write.exported import DEFAULT_TARGET, Exported, Target
 from shardwise.stacks.write.fine_tuning import (
     CHANGE_ME,
     ENVIRONMENT,
     Stack,
     data_files,
+    integer_alpha,
     model_name,
-    packs,
-    whole_alpha,
+    packs_sequences,
 )
 from shardwise.stacks.write.method import in_examples
 
 NAME = "llama-factory.yaml"
 
 
-def export(run: RunSpec, target: Target = USUAL) -> Exported:
+def export(run: RunSpec, target: Target = DEFAULT_TARGET) -> Exported:
     """The run as YAML for `llamafactory-cli train`."""
     exported = fine_tuning.write(_STACK, run, _command(run, target.name(NAME)))
     files = data_files(run)
@@ -57,7 +57,7 @@ def _table(run: RunSpec) -> dict[str, Any]:
         "dataset": CHANGE_ME,
         "template": "default",
         "cutoff_len": run.job.seq_len,
-        "packing": packs(run),
+        "packing": packs_sequences(run),
         # By default LLaMA-Factory recomputes every block, sharded or not.
         "disable_gradient_checkpointing": recompute_all_or_none(strategy) == "none",
         **arguments(run, with_deepspeed=True),
@@ -72,7 +72,7 @@ def _table(run: RunSpec) -> dict[str, Any]:
     table = in_examples(run, table, "per_device_train_batch_size")
     if "fsdp_config" in table:
         table["fsdp_config"]["activation_checkpointing"] = False
-    if holds_chat(run.data) and packs(run):
+    if holds_chat(run.data) and packs_sequences(run):
         # Sequences in one row do not see each other.
         table["neat_packing"] = True
     if strategy.param_dtype == strategy.master_dtype == "bf16":
@@ -88,7 +88,7 @@ def _trained(adapter: Adapter | None) -> dict[str, Any]:
     table: dict[str, Any] = {
         "finetuning_type": "lora",
         "lora_rank": adapter.rank,
-        "lora_alpha": whole_alpha(adapter),
+        "lora_alpha": integer_alpha(adapter),
         "lora_dropout": adapter.dropout,
         "lora_target": "all" if everywhere else ",".join(adapter.targets),
         "use_rslora": adapter.rslora,

@@ -24,7 +24,7 @@ from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import DataSettings, TrainSettings
 from shardwise.stacks.write.chat_differences import stream_differences
 from shardwise.stacks.write.differences import Comparison, compare
-from shardwise.stacks.write.exported import USUAL, Exported, Target
+from shardwise.stacks.write.exported import DEFAULT_TARGET, Exported, Target
 from shardwise.stacks.write.megatron_differences import RULES, other_differences
 from shardwise.stacks.write.python.constants import quoted
 from shardwise.stacks.write.torchrun import torchrun
@@ -47,11 +47,11 @@ _SHARDED = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
 _CONTEXT = {"ring": "p2p", "ulysses": "a2a"}
 
 
-def export(run: RunSpec, target: Target = USUAL) -> Exported:
+def export(run: RunSpec, target: Target = DEFAULT_TARGET) -> Exported:
     """The script of a run, which torchrun starts."""
     _check(run)
     train, data = run.train or TrainSettings(), run.data or DataSettings()
-    found = _compared(run)
+    found = _comparison(run)
     differences = (
         *found.differences,
         *other_differences(run, found.applied, SAVE_EVERY),
@@ -64,7 +64,7 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
 def applied(run: RunSpec) -> Strategy:
     """The strategy of a run as Megatron-Bridge runs it."""
     _check(run)
-    return _compared(run).applied
+    return _comparison(run).applied
 
 
 def _check(run: RunSpec) -> None:
@@ -79,7 +79,7 @@ def _check(run: RunSpec) -> None:
         raise SpecError("cluster: Megatron-Bridge trains on GPUs only")
 
 
-def _compared(run: RunSpec) -> Comparison:
+def _comparison(run: RunSpec) -> Comparison:
     """The strategy as Megatron-Bridge runs it, and the differences."""
     strategy = run.strategy
     kind = _kind(strategy)

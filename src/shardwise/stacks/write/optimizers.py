@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from shardwise.spec.optimizer import OPTIMIZERS, TRAINED, Optimizer
+from shardwise.spec.optimizer import OPTIMIZERS, TRAINABLE_OPTIMIZERS, Optimizer
 from shardwise.spec.optimizer_sharding import (
     Sharding,
     check_sharding,
@@ -30,8 +30,8 @@ _OF: dict[str, Collection[str]] = {
     "megatron-bridge": ("adamw",),
     "lightning": of_script.OPTIMIZERS,
     "python": of_script.OPTIMIZERS,
-    "slurm": TRAINED,
-    "kubernetes": TRAINED,
+    "slurm": TRAINABLE_OPTIMIZERS,
+    "kubernetes": TRAINABLE_OPTIMIZERS,
 }
 # Stacks that run `shardwise train`. Others need no check of how optimizer states are sharded.
 _OWN_TRAINER = ("slurm", "kubernetes")

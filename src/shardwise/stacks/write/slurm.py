@@ -9,7 +9,7 @@ from shardwise.spec.foreign_text import one_line
 from shardwise.spec.record import Problems
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import SECRET_VARIABLE
-from shardwise.stacks.outcomes import UNSAID, Difference, Differences
+from shardwise.stacks.outcomes import ABSENT, Difference, Differences
 from shardwise.stacks.write.cluster_job import (
     LAUNCH,
     check_target,
@@ -17,10 +17,10 @@ from shardwise.stacks.write.cluster_job import (
     is_done_command,
     job_name,
     runs_folder,
-    saves,
-    saves_far_away,
+    saves_checkpoints,
+    saves_remotely,
 )
-from shardwise.stacks.write.exported import USUAL, Exported, Target
+from shardwise.stacks.write.exported import DEFAULT_TARGET, Exported, Target
 
 NAME = "run.sbatch"
 DEFAULT_TIME = "24:00:00"
@@ -32,17 +32,17 @@ ATTEMPTS = 3
 _NAME = re.compile(r"[A-Za-z0-9_.,@+-]{1,128}")
 
 
-def export(run: RunSpec, target: Target = USUAL) -> Exported:
+def export(run: RunSpec, target: Target = DEFAULT_TARGET) -> Exported:
     """The batch script; it trains its first argument, or by default the run.toml of this run."""
     _check(run, target)
     many = run.cluster.nodes > 1
-    parts = [_request(run, target), _environment(run, target)]
+    parts = [_header(run, target), _environment(run, target)]
     if many:
-        parts += [_meet(run), _keep_launching(run, target)]
+        parts += [_rendezvous_lines(run), _keep_launching(run, target)]
     parts.append(_start(run, target))
-    if many and saves(run):
+    if many and saves_checkpoints(run):
         parts.append(_DONE.format(is_done=is_done_command(run, '"$NAME"')))
-    if saves(run):
+    if saves_checkpoints(run):
         parts.append(_AGAIN)
     command = f"sbatch {target.name(NAME)}"
     return Exported(
@@ -64,11 +64,11 @@ def _check(run: RunSpec, target: Target) -> None:
     problems.raise_if_any()
 
 
-def _request(run: RunSpec, target: Target) -> str:
+def _header(run: RunSpec, target: Target) -> str:
     """The head of the script: the `#SBATCH` options and the name of the run."""
     cluster = run.cluster
     gpus = f"#SBATCH --gpus-per-node={cluster.devices_per_node}\n"
-    again = _REQUEUE if saves(run) else ""
+    again = _REQUEUE if saves_checkpoints(run) else ""
     spares = _SPARES.format(nodes=cluster.nodes) if target.spares else ""
     asked = "".join(
         f"#SBATCH --{option}={value}\n"
@@ -134,7 +134,7 @@ def _environment(run: RunSpec, target: Target) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _meet(run: RunSpec) -> str:
+def _rendezvous_lines(run: RunSpec) -> str:
     """The lines that configure the rendezvous of several nodes."""
     return f"""\
 # Rendezvous on the first node, at a port that other jobs on that node do not use.
@@ -202,7 +202,7 @@ keep_launching() {{
 
 def _start(run: RunSpec, target: Target) -> str:
     """The lines that start one launcher per node with srun."""
-    name = '--name "$NAME"' + (" --resume" if saves(run) else "")
+    name = '--name "$NAME"' + (" --resume" if saves_checkpoints(run) else "")
     many = run.cluster.nodes > 1
     watch = " requeue_without_first" if target.spares else ""
     functions = f"export -f launch keep_launching{watch}\n" if many else ""
@@ -241,14 +241,14 @@ def _differences(run: RunSpec, target: Target) -> tuple[Difference, ...]:
     if run.cluster.network is not None and target.partition is None:
         differences.add(
             "Slurm allocates nodes, not bandwidth; name a partition that has it with --partition",
-            {"cluster.network": UNSAID},
+            {"cluster.network": ABSENT},
         )
-    if not saves(run):
+    if not saves_checkpoints(run):
         differences.add(
             "the job is not requeued after its time limit or a failure",
             {"train.checkpoint": False},
         )
-    elif run.cluster.nodes > 1 and not saves_far_away(run):
+    elif run.cluster.nodes > 1 and not saves_remotely(run):
         differences.add(
             "it must be one folder that all nodes see; submit the job from a shared file system, "
             "or set train.checkpoint.to",

@@ -61,7 +61,7 @@ def write_model(model: Model) -> tuple[str, str]:
     return _CUSTOM.format(**values), _CUSTOM_IMPORTS.format(tables=tables)
 
 
-def stretches(model: Model) -> bool:
+def scales_positions(model: Model) -> bool:
     """Whether the model is exported as a Llama flavor, which scales positions as Llama 3.1 does."""
     return isinstance(model, ModelSpec) and _flavor(model, "llama3") is not None
 

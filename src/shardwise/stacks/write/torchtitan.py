@@ -13,13 +13,13 @@ from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import CheckpointSettings, DataSettings, TrainSettings
-from shardwise.stacks.outcomes import UNSAID, Difference, Differences
+from shardwise.stacks.outcomes import ABSENT, Difference, Differences
 from shardwise.stacks.read.source import Script
 from shardwise.stacks.read.torchtitan import read
 from shardwise.stacks.write.chat_differences import stream_differences
 from shardwise.stacks.write.differences import RING, Comparison, Rule, compare
-from shardwise.stacks.write.exported import USUAL, Exported, Target
-from shardwise.stacks.write.titan_model import VERSION, stretches, write_model
+from shardwise.stacks.write.exported import DEFAULT_TARGET, Exported, Target
+from shardwise.stacks.write.titan_model import VERSION, scales_positions, write_model
 from shardwise.stacks.write.torchrun import torchrun
 from shardwise.stacks.write.trackers import trackers_of
 
@@ -61,11 +61,11 @@ _RULES = (
 )
 
 
-def export(run: RunSpec, target: Target = USUAL) -> Exported:
+def export(run: RunSpec, target: Target = DEFAULT_TARGET) -> Exported:
     """The configuration for one release of torchtitan; other releases may differ in names."""
     train, data = run.train or TrainSettings(), run.data or DataSettings()
     text = _written(run, train, data)
-    found = _compared(run, text)
+    found = _comparison(run, text)
     differences = (
         *found.differences,
         *_other_differences(run),
@@ -76,10 +76,10 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
 
 def applied(run: RunSpec) -> Strategy:
     """The strategy of a run as torchtitan runs it."""
-    return _compared(run, _written(run, TrainSettings(), DataSettings())).applied
+    return _comparison(run, _written(run, TrainSettings(), DataSettings())).applied
 
 
-def _compared(run: RunSpec, text: str) -> Comparison:
+def _comparison(run: RunSpec, text: str) -> Comparison:
     """The strategy as torchtitan runs it with this file, and the differences."""
     back = dict(read(Script(text)).strategy)
     mesh = run.strategy.mesh
@@ -337,11 +337,11 @@ def _unsupported_settings(
             "torchtitan uses AdamW, which keeps two states per parameter",
             {"job.optimizer": run.job.optimizer},
         )
-    if stretches(run.model):
+    if scales_positions(run.model):
         differences.add(
             "torchtitan scales rotary positions of published Llamas as Llama 3.1 does; Shardwise "
             "does not",
-            {"model": UNSAID},
+            {"model": ABSENT},
         )
     where = ", ".join(data.path) or data.source or "made-up tokens"
     differences.add(
@@ -378,10 +378,10 @@ def _unsupported_training(train: TrainSettings) -> list[Difference]:
         )
     if train.profile is not None:
         differences.add(
-            "no step is profiled; see torchtitan's profiler section", {"train.profile": UNSAID}
+            "no step is profiled; see torchtitan's profiler section", {"train.profile": ABSENT}
         )
     if train.metrics is not None:
-        differences.add("nothing is given to Prometheus", {"train.metrics": UNSAID})
+        differences.add("nothing is given to Prometheus", {"train.metrics": ABSENT})
     if "mlflow" in (train.trackers or ()):
         differences.add("torchtitan does not support it", {"train.trackers": "mlflow"})
     return differences

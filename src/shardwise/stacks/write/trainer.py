@@ -20,7 +20,7 @@ from shardwise.stacks.write.arguments import (
     rules_of,
 )
 from shardwise.stacks.write.differences import Comparison, Rule, compare, padded_experts
-from shardwise.stacks.write.exported import USUAL, Exported, Target
+from shardwise.stacks.write.exported import DEFAULT_TARGET, Exported, Target
 from shardwise.stacks.write.torchrun import script_command
 
 NAME = "trainer.json"
@@ -40,13 +40,13 @@ _WITH_AXES = Rule(
 )
 
 
-def export(run: RunSpec, target: Target = USUAL) -> Exported:
+def export(run: RunSpec, target: Target = DEFAULT_TARGET) -> Exported:
     """The run as JSON for `HfArgumentParser((TrainingArguments,)).parse_json_file`.
 
     With adapters it is a script.
     """
     table = arguments(run)
-    found = _compared(run, table)
+    found = _comparison(run, table)
     if run.adapter is not None:
         return trainer_peft.export(run, table, found, target)
     experts = padded_experts(run, found.applied, "the Trainer")
@@ -63,10 +63,10 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
 
 def applied(run: RunSpec) -> Strategy:
     """The strategy of a run as transformers' Trainer runs it."""
-    return _compared(run, arguments(run)).applied
+    return _comparison(run, arguments(run)).applied
 
 
-def _compared(run: RunSpec, table: dict[str, Any]) -> Comparison:
+def _comparison(run: RunSpec, table: dict[str, Any]) -> Comparison:
     """The strategy as the Trainer runs it with this table, and the differences."""
     strategy = run.strategy
     by_script: dict[str, object] = {}

@@ -16,16 +16,16 @@ from shardwise.stacks.read.trainer import read_trl
 from shardwise.stacks.write import fine_tuning
 from shardwise.stacks.write.arguments import arguments
 from shardwise.stacks.write.differences import Rule
-from shardwise.stacks.write.exported import USUAL, Exported, Target
+from shardwise.stacks.write.exported import DEFAULT_TARGET, Exported, Target
 from shardwise.stacks.write.fine_tuning import (
     CHANGE_ME,
     ENVIRONMENT,
     ENVIRONMENT_CONTEXT,
     Stack,
     data_files,
+    integer_alpha,
     model_name,
-    packs,
-    whole_alpha,
+    packs_sequences,
 )
 from shardwise.stacks.write.method import in_examples, reference_difference
 
@@ -38,7 +38,7 @@ _RULES = (
 )
 
 
-def export(run: RunSpec, target: Target = USUAL) -> Exported:
+def export(run: RunSpec, target: Target = DEFAULT_TARGET) -> Exported:
     """The run as YAML for `trl sft --config` or `trl dpo --config`."""
     adapter = run.adapter
     more: tuple[Difference, ...] = ()
@@ -67,7 +67,7 @@ def _table(run: RunSpec) -> dict[str, Any]:
     if dpo:
         table |= {"beta": 0.1, "precompute_ref_log_probs": not run.job.has_reference}
     else:
-        table["packing"] = packs(run)
+        table["packing"] = packs_sequences(run)
     if table.get("packing") and not holds_chat(run.data):
         # One stream of tokens, cut where a sequence is full.
         table["packing_strategy"] = "wrapped"
@@ -93,7 +93,7 @@ def _lora(adapter: Adapter) -> dict[str, Any]:
     table: dict[str, Any] = {
         "use_peft": True,
         "lora_r": adapter.rank,
-        "lora_alpha": whole_alpha(adapter),
+        "lora_alpha": integer_alpha(adapter),
         "lora_dropout": adapter.dropout,
         "lora_target_modules": list(adapter.targets),
         "use_rslora": adapter.rslora,

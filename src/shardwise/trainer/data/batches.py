@@ -141,7 +141,9 @@ class TokenBatches(_RandomAccess):
         rows = self.layout.positions(step)
         samples = samples_at(rows.ravel(), self.count, self._seed, self._shuffle)
         tokens = [self._read(int(sample)) for sample in samples]
-        return [_split(torch.from_numpy(part)) for part in np.split(np.stack(tokens), len(rows))]
+        return [
+            _with_targets(torch.from_numpy(part)) for part in np.split(np.stack(tokens), len(rows))
+        ]
 
     def _read(self, sample: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The seq_len + 1 token ids of a sequence; IGNORED after the last token of the files."""
@@ -193,7 +195,7 @@ class SyntheticBatches(_RandomAccess):
 
     def at(self, step: int) -> list[MicroBatch]:
         rows = self.layout.positions(step)
-        return [_split(torch.stack([self._sample(int(p)) for p in row])) for row in rows]
+        return [_with_targets(torch.stack([self._sample(int(p)) for p in row])) for row in rows]
 
     def _sample(self, position: int) -> torch.Tensor:
         """The seq_len + 1 token ids of the sequence at a global position."""
@@ -241,7 +243,7 @@ class IterableBatches:
                     f"{tuple(tensor.shape)}; it must be {expected}: micro_batch sequences of "
                     "seq_len + 1 token ids"
                 )
-            batches.append(_split(tensor.long()))
+            batches.append(_with_targets(tensor.long()))
         return batches
 
 
@@ -262,7 +264,7 @@ def make_batches(
     return TokenBatches(data, layout, vocab, seed, keep_rest)
 
 
-def prepare(data: DataSettings, seq_len: int) -> None:
+def tokenize_data(data: DataSettings, seq_len: int) -> None:
     """Tokenize `data.path` into the cache, so that other processes only read it."""
     if is_chat(data, find_files(data.path)):
         Sequences(data, seq_len)
@@ -279,7 +281,7 @@ def _check_vocab(tokenizer_vocab: int, vocab: int | None) -> None:
         )
 
 
-def _split(ids: torch.Tensor) -> MicroBatch:
+def _with_targets(ids: torch.Tensor) -> MicroBatch:
     """A micro-batch of rows with seq_len + 1 token ids: targets are the inputs shifted by one.
 
     Rows may end in IGNORED: as an input, that is token 0.

@@ -139,14 +139,14 @@ def _tokens(files: list[Path], text_key: str, tokenizer: Tokenizer) -> Iterator[
         for text in read_texts(file, text_key):
             batch.append(text)
             if len(batch) == (1 if pieces else _BATCH_DOCUMENTS):
-                yield from _encoded(batch, tokenizer, closes=not pieces)
+                yield from _encode_texts(batch, tokenizer, closes=not pieces)
                 batch = []
-        yield from _encoded(batch, tokenizer, closes=not pieces)
+        yield from _encode_texts(batch, tokenizer, closes=not pieces)
         if pieces and several:
-            yield from _encoded([""], tokenizer, closes=True)
+            yield from _encode_texts([""], tokenizer, closes=True)
 
 
-def _encoded(texts: list[str], tokenizer: Tokenizer, closes: bool) -> Iterator[Tokens]:
+def _encode_texts(texts: list[str], tokenizer: Tokenizer, closes: bool) -> Iterator[Tokens]:
     """Yield the tokens of each text and, with `closes`, the end token after each."""
     for tokens in tokenizer.encode(texts) if texts else []:
         yield tokens

@@ -20,8 +20,10 @@ from shardwise.spec.train import RestartSettings, TrainSettings
 REPLICA = "SHARDWISE_REPLICA"
 _OPTIMIZERS = ("adamw", "adam", "sgd", "momentum")
 # Settings of [train] that may differ between the groups of a run.
-_OWN = ("checkpoint", "device", "folder", "log_every", "measure", "metrics", "profile", "restart",
-        "threads", "trackers")  # fmt: skip
+_OWN_SETTINGS = (
+    *("checkpoint", "device", "folder", "log_every", "measure", "metrics"),
+    *("profile", "restart", "threads", "trackers"),
+)
 
 
 class ReplicaGroup(NamedTuple):
@@ -89,10 +91,12 @@ def one_group(run: RunSpec) -> RunSpec:
     return run._replace(strategy=run.strategy.but(replicate=1), job=job)
 
 
-def digest_of(run: RunSpec) -> int:
+def settings_checksum(run: RunSpec) -> int:
     """A checksum of all settings that determine the updates; all groups must have the same."""
     table = run_table(run)
-    train: dict[str, Any] = {k: v for k, v in table.get("train", {}).items() if k not in _OWN}
+    train: dict[str, Any] = {
+        k: v for k, v in table.get("train", {}).items() if k not in _OWN_SETTINGS
+    }
     parts = [table.get(name) for name in ("model", "job", "strategy")]
     return zlib.crc32(json.dumps([train, *parts], sort_keys=True, default=str).encode())
 
@@ -150,7 +154,7 @@ def _data_problems(run: RunSpec, engine: str) -> Iterator[str]:
 
 
 def _batch_problems(run: RunSpec, engine: str) -> Iterator[str]:
-    """Yield each reason why gradient accumulation of the run does not work with groups."""
+    """Yield each reason why `grad_sync` does not suit groups: when they reduce, uneven batches."""
     accumulates = run.strategy.accumulate > 1 or run.job.global_batch is not None
     if run.strategy.grad_sync == "local" and accumulates:
         yield (

@@ -165,7 +165,7 @@ class _Member:
             with section("agree", slow=True):
                 self._ahead.agreement.result()
         with section("replicas", slow=True):
-            if not self._replicas.meet():
+            if not self._replicas.wait_for_groups():
                 return
             step = self._training.step
             bounds = torch.tensor([-step, step])

@@ -32,7 +32,7 @@ class HealingState:
         t = self._training
         alone = {**self._window.state(), _STEP: torch.tensor([t.step])}
         return {
-            **saved_state.updated(t.model, t.optimizer),
+            **saved_state.updated_tensors(t.model, t.optimizer),
             # A forward pass may change them while they are sent.
             **{name: one.clone() for name, one in saved_state.buffers_of(t.model).items()},
             **saved_state.rank_state(world()[0], t.device, alone),
@@ -57,7 +57,10 @@ class HealingState:
     def load(self, received: Mapping[str, torch.Tensor]) -> None:
         """Replace the state of this rank by the verified state that another group sent."""
         t = self._training
-        own = {**saved_state.updated(t.model, t.optimizer), **saved_state.buffers_of(t.model)}
+        own = {
+            **saved_state.updated_tensors(t.model, t.optimizer),
+            **saved_state.buffers_of(t.model),
+        }
         with torch.no_grad():
             for name, tensor in own.items():
                 local_tensor(tensor).copy_(received[name])

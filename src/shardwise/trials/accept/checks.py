@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from shardwise.trials.accept.bench import Bench
 from shardwise.trials.accept.collectives import check_collectives
 from shardwise.trials.accept.compiled import check_compiled
-from shardwise.trials.accept.line import CheckFailedError, Line, judged
+from shardwise.trials.accept.line import CheckFailedError, Line, judge
 from shardwise.trials.accept.memory import check_memory
 from shardwise.trials.accept.overhead import check_overhead
 from shardwise.trials.accept.overlap import check_overlap
@@ -41,7 +41,7 @@ class Progress(Protocol):
     def line(self, line: Line) -> None: ...
 
 
-class Checked(NamedTuple):
+class CompletedCheck(NamedTuple):
     """The lines of one check, and how long it took."""
 
     name: str
@@ -57,17 +57,17 @@ def run_check(name: str, check: Check, bench: Bench, deadline_s: float) -> Itera
         with closing(check(bench)) as lines:  # type: ignore[type-var]
             yield from lines
     except CheckFailedError as error:
-        yield judged(name, expected, "", False, str(error))
+        yield judge(name, expected, "", False, str(error))
     except Exception as error:
         what = " ".join(str(error).split())
-        yield judged(name, expected, "", False, f"unexpected {type(error).__name__}: {what}")
+        yield judge(name, expected, "", False, f"unexpected {type(error).__name__}: {what}")
 
 
 def run_checks(
     names: Sequence[str],
     bench: Bench,
     deadline_s: float,
-    done: list[Checked],
+    done: list[CompletedCheck],
     progress: Progress,
     checks: Mapping[str, Check] = CHECKS,
 ) -> None:
@@ -80,4 +80,4 @@ def run_checks(
                 lines.append(line)
                 progress.line(line)
         finally:
-            done.append(Checked(name, lines, time.monotonic() - begin))
+            done.append(CompletedCheck(name, lines, time.monotonic() - begin))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.step.profile import StepProfile, by_operation
 from shardwise.trials.accept import workload
-from shardwise.trials.accept.line import CheckFailedError, Line, judged, not_run
+from shardwise.trials.accept.line import CheckFailedError, Line, judge, not_run
 from shardwise.trials.doctor.check import traffic_difference
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def check_collectives(bench: Bench) -> Iterator[Line]:
         try:
             trained = bench.trained(name, settings)
         except CheckFailedError as error:
-            yield judged(name, "calls and bytes as predicted", "", False, str(error))
+            yield judge(name, "calls and bytes as predicted", "", False, str(error))
             continue
         yield counted_as_predicted(name, trained.predicted, trained.measured)
 
@@ -35,7 +35,7 @@ def counted_as_predicted(what: str, predicted: StepProfile, measured: StepProfil
     """
     expected, seen = by_operation(predicted.traffic), by_operation(measured.traffic)
     calls, size = (sum(one[part] for one in seen.values()) for part in (0, 1))
-    return judged(
+    return judge(
         what, _words(predicted), _words(measured), expected == seen,
         traffic_difference(expected, seen), calls=calls, bytes=size,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.trials.accept import workload
 from shardwise.trials.accept.collectives import counted_as_predicted
-from shardwise.trials.accept.line import Line, judged, not_run
+from shardwise.trials.accept.line import Line, judge, not_run
 
 if TYPE_CHECKING:
     from shardwise.trials.accept.bench import Bench
@@ -34,7 +34,7 @@ def check_compiled(bench: Bench) -> Iterator[Line]:
     difference = abs(compiled.last_loss / plain.last_loss - 1)
     seen = f"{compiled.last_loss:.5f} ({difference:+.0e})"
     passed = difference <= limit
-    yield judged(LOSS, within, seen, passed, "compiled blocks learn another", difference=difference)
+    yield judge(LOSS, within, seen, passed, "compiled blocks learn another", difference=difference)
     if processes > 1:
         yield counted_as_predicted(TRAFFIC, compiled.predicted, compiled.measured)
     else:

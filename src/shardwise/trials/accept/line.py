@@ -30,7 +30,7 @@ class CheckFailedError(Exception):
     """A check could not finish: a process failed or hung. The message is the reason."""
 
 
-def judged(
+def judge(
     what: str, expected: str, seen: str, passed: bool, reason: str = "", **figures: float
 ) -> Line:
     """A line of a check that was run: ok if `passed`, else failed for `reason`."""

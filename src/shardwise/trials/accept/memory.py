@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shardwise.step.profile import relative_error
 from shardwise.trials.accept import workload
 from shardwise.trials.accept.bench import TrainedRun
-from shardwise.trials.accept.line import CheckFailedError, Line, judged, not_run
+from shardwise.trials.accept.line import CheckFailedError, Line, judge, not_run
 
 if TYPE_CHECKING:
     from shardwise.trials.accept.bench import Bench
@@ -27,7 +27,7 @@ def check_memory(bench: Bench) -> Iterator[Line]:
         try:
             trained = bench.trained(name, settings)
         except CheckFailedError as error:
-            yield judged(f"{name}, allocated", f"within {limit:.0%}", "", False, str(error))
+            yield judge(f"{name}, allocated", f"within {limit:.0%}", "", False, str(error))
             continue
         yield _allocated(name, trained, limit)
         if not is_cpu:
@@ -42,13 +42,13 @@ def _allocated(name: str, trained: TrainedRun, limit: float) -> Line:
     predicted = trained.predicted.known_memory.peak_allocated_bytes
     expected = f"{_mib(predicted)} ± {limit:.0%}"
     if trained.measured.memory is None:
-        return judged(what, expected, "", False, "the run measured no memory")
+        return judge(what, expected, "", False, "the run measured no memory")
     peak = trained.measured.memory.peak_allocated_bytes
     error = relative_error(predicted, peak) or 0.0
     seen = f"{_mib(peak)} ({error:+.1%})"
     reason = "the prediction is too low" if error < 0 else "the prediction is too high"
     figures = {"predicted_bytes": predicted, "measured_bytes": peak}
-    return judged(what, expected, seen, abs(error) <= limit, reason, **figures)
+    return judge(what, expected, seen, abs(error) <= limit, reason, **figures)
 
 
 def _reserved(name: str, trained: TrainedRun) -> Line:
@@ -57,12 +57,12 @@ def _reserved(name: str, trained: TrainedRun) -> Line:
     interval = trained.predicted.known_memory.peak_reserved_bytes
     measured = trained.measured.memory
     if interval is None or measured is None or measured.peak_reserved_bytes is None:
-        return judged(what, "inside the predicted interval", "", False, "no reserved memory known")
+        return judge(what, "inside the predicted interval", "", False, "no reserved memory known")
     low, high = interval
     peak = measured.peak_reserved_bytes[1]
     reason = "below the interval" if peak < low else "above the interval"
     figures = {"predicted_low_bytes": low, "predicted_high_bytes": high, "measured_bytes": peak}
-    return judged(
+    return judge(
         what, f"{_mib(low)} to {_mib(high)}", _mib(peak), low <= peak <= high, reason, **figures
     )
 

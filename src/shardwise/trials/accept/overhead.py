@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardwise.trials.accept.line import Line, judged, not_run
+from shardwise.trials.accept.line import Line, judge, not_run
 from shardwise.trials.accept.machine import MAX_BUSY
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def check_overhead(bench: Bench) -> Iterator[Line]:
     what = "trainer against a bare loop"
     expected = f"≤ {MAX_OVERHEAD:.0%} slower"
     before = bench.busy_share()
-    rounds = list(bench.on_ranks("shardwise.trials.accept.overhead:race", {"rounds": ROUNDS}))
+    rounds = list(bench.on_ranks("shardwise.trials.accept.overhead:time_loops", {"rounds": ROUNDS}))
     busy = max(before, bench.busy_share())
     seconds = {name: [one[name] for one in rounds] for name in rounds[0]}
     found = slowdown(seconds)
@@ -52,7 +52,7 @@ def check_overhead(bench: Bench) -> Iterator[Line]:
         )
         return
     passed = found.low - found.noise <= MAX_OVERHEAD
-    yield judged(what, expected, seen, passed, "the trainer adds more", **figures)
+    yield judge(what, expected, seen, passed, "the trainer adds more", **figures)
 
 
 class Slowdown(NamedTuple):
@@ -74,7 +74,7 @@ def slowdown(seconds: Mapping[str, Sequence[float]]) -> Slowdown:
 
     The baseline is the geometric mean of both hand-written loops in the same round.
     """
-    baseline = together(seconds)
+    baseline = hand_written_means(seconds)
     ratios = sorted(own / base - 1 for own, base in zip(seconds[OURS], baseline, strict=True))
     pairs = zip(seconds[BARE], seconds[AGAIN], strict=True)
     noise = median(abs(math.log(one / other)) for one, other in pairs)
@@ -82,7 +82,7 @@ def slowdown(seconds: Mapping[str, Sequence[float]]) -> Slowdown:
     return Slowdown(median(ratios), ratios[count // 4], ratios[3 * count // 4], noise)
 
 
-def together(seconds: Mapping[str, Sequence[float]]) -> list[float]:
+def hand_written_means(seconds: Mapping[str, Sequence[float]]) -> list[float]:
     """The geometric mean of both hand-written loops' seconds per step, for each round."""
     pairs = zip(seconds[BARE], seconds[AGAIN], strict=True)
     return [math.sqrt(one * other) for one, other in pairs]
@@ -131,7 +131,7 @@ class Work(NamedTuple):
         return "bf16" if self.device.type != "cpu" and world()[1] > 1 else "fp32"
 
 
-def race(case: Mapping[str, Any]) -> Iterator[dict[str, float]]:
+def time_loops(case: Mapping[str, Any]) -> Iterator[dict[str, float]]:
     """Run all loops in turns; yield the seconds per step of each loop by name, for each round."""
     from shardwise.engine.mesh import join
     from shardwise.pytorch.device import is_accelerator, local_device

@@ -15,7 +15,7 @@ from shardwise.observe.summary import Summary, summarise
 from shardwise.spec.run import write_run
 from shardwise.step.profile import StepProfile, read_profile
 from shardwise.trials.accept import workload
-from shardwise.trials.accept.line import Line, judged, not_run
+from shardwise.trials.accept.line import Line, judge, not_run
 
 if TYPE_CHECKING:
     from shardwise.trials.accept.bench import Bench
@@ -42,17 +42,17 @@ def check_overlap(bench: Bench) -> Iterator[Line]:
     printed = bench.command("profile", str(file), "--nproc", processes, "--name", "it", "--json")
     found = json.loads(printed)
     summary = summarise(traces_in(Path(found["traces"])))
-    yield recorded(read_profile(found["predicted"], "predicted"), summary)
+    yield compare_recorded(read_profile(found["predicted"], "predicted"), summary)
     share = health_of(summary, Rules().thresholds).overlap or 0.0
     seen = f"{share:.1%}"
     if bench.machine.is_cpu:
         yield not_run(HIDDEN, at_least, "only a GPU has streams that overlap", seen, overlap=share)
         return
     reason = "communication and compute take turns"
-    yield judged(HIDDEN, at_least, seen, share >= MIN_OVERLAP, reason, overlap=share)
+    yield judge(HIDDEN, at_least, seen, share >= MIN_OVERLAP, reason, overlap=share)
 
 
-def recorded(predicted: StepProfile, summary: Summary) -> Line:
+def compare_recorded(predicted: StepProfile, summary: Summary) -> Line:
     """A line that compares the all-gathers and reduce-scatters in the traces with a prediction.
 
     It compares their calls and bytes on every rank.
@@ -66,7 +66,7 @@ def recorded(predicted: StepProfile, summary: Summary) -> Line:
     ]
     different = [term for term in terms if round(term.second or 0) != term.first]
     calls = {term.name.partition(":")[0]: term for term in terms if term.unit == "calls"}
-    return judged(
+    return judge(
         RECORDED,
         ", ".join(f"{one.first:.0f} {name}" for name, one in calls.items()),
         ", ".join(f"{one.second:.0f} {name}" for name, one in calls.items()),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shardwise.spec.mesh import Mesh
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.strategy import Strategy
-from shardwise.trials.accept.line import CheckFailedError, Line, judged, not_run
+from shardwise.trials.accept.line import CheckFailedError, Line, judge, not_run
 
 if TYPE_CHECKING:
     import torch
@@ -75,13 +75,13 @@ def check_parity(bench: Bench) -> Iterator[Line]:
         for seen in values:
             left.remove(seen["name"])
             difference = seen["difference"]
-            yield judged(
+            yield judge(
                 seen["name"], expected, f"{difference:.0e}",
                 difference <= TOLERANCE, "trains something else than one device",
                 difference=difference,
             )  # fmt: skip
     except CheckFailedError as error:
-        yield judged(left[0] if left else "end", expected, "", False, str(error))
+        yield judge(left[0] if left else "end", expected, "", False, str(error))
         for name in left[1:]:
             yield not_run(name, expected, "the check before it failed")
     for one in CASES:
@@ -131,7 +131,7 @@ def differences(case: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     leave()
 
 
-class Trained(NamedTuple):
+class TrainedParameters(NamedTuple):
     """All parameters after the last step, unsharded and flat.
 
     `losses` alternates the loss and the gradient norm of each step.
@@ -150,7 +150,7 @@ def train_exactly(
     clip_norm: float = 0.5,
     packed: bool = False,
     meta: bool = False,
-) -> Trained:
+) -> TrainedParameters:
     """Train STEPS steps in fp64 under a resolved strategy.
 
     With None, on one device and without Shardwise's engine.
@@ -158,7 +158,7 @@ def train_exactly(
     import torch
 
     from shardwise.engine.head_with_loss import IGNORED
-    from shardwise.engine.local_parts import divided_like
+    from shardwise.engine.local_parts import as_dtensor_like
     from shardwise.engine.loss import loss_of
     from shardwise.engine.mesh import data_rank
     from shardwise.engine.sync import micro_batch
@@ -190,8 +190,8 @@ def train_exactly(
         if mesh.devices > 1:
             torch.distributed.all_reduce(total)
         losses += [float(total) / mesh.devices, float(norm)]
-    whole = [full(divided_like(p, p.detach())).flatten() for p in model.parameters()]
-    return Trained(torch.cat(whole), losses)
+    whole = [full_tensor(as_dtensor_like(p, p.detach())).flatten() for p in model.parameters()]
+    return TrainedParameters(torch.cat(whole), losses)
 
 
 def _model(
@@ -255,7 +255,7 @@ def _rms_norm(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
     return weighted
 
 
-def full(tensor: torch.Tensor) -> torch.Tensor:
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The full tensor of a DTensor; any other tensor as it is."""
     whole: Any = getattr(tensor, "full_tensor", None)
     return tensor if whole is None else whole()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from shardwise.predict.api import estimate_run
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.trials.accept.bench import TrainedRun
-from shardwise.trials.accept.checks import Checked
+from shardwise.trials.accept.checks import CompletedCheck
 from shardwise.trials.accept.line import not_run
 from shardwise.trials.accept.machine import MAX_BUSY, Machine
 
@@ -23,7 +23,7 @@ class Result(NamedTuple):
     """The checks of an acceptance with their lines; `runs` are the trained runs, by layout."""
 
     machine: Machine
-    checked: Sequence[Checked]
+    checked: Sequence[CompletedCheck]
     runs: dict[str, TrainedRun]
     # The cluster that `calibrate` measured; None if it was not run.
     calibrated: ClusterSpec | None
@@ -94,7 +94,9 @@ class Result(NamedTuple):
         return found
 
 
-def with_missing(checked: Sequence[Checked], names: Sequence[str], reason: str) -> list[Checked]:
+def with_missing_checks(
+    checked: Sequence[CompletedCheck], names: Sequence[str], reason: str
+) -> list[CompletedCheck]:
     """The checks in `names`, in order.
 
     Those that were not begun, or have no line, get a "not run" line with the reason.
@@ -102,7 +104,7 @@ def with_missing(checked: Sequence[Checked], names: Sequence[str], reason: str) 
     by_name = {one.name: one for one in checked}
     found = []
     for name in names:
-        one = by_name.get(name, Checked(name, [], 0.0))
+        one = by_name.get(name, CompletedCheck(name, [], 0.0))
         lines = one.lines or [not_run(name, "runs to its end", reason)]
         found.append(one._replace(lines=lines))
     return found

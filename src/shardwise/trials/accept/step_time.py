@@ -10,7 +10,7 @@ from shardwise.spec.cluster import ClusterSpec
 from shardwise.step.profile import TimeProfile, relative_error
 from shardwise.trials.accept import workload
 from shardwise.trials.accept.bench import TrainedRun
-from shardwise.trials.accept.line import CheckFailedError, Line, judged, not_run
+from shardwise.trials.accept.line import CheckFailedError, Line, judge, not_run
 from shardwise.trials.accept.machine import MAX_BUSY
 
 if TYPE_CHECKING:
@@ -40,21 +40,21 @@ def check_step_time(bench: Bench) -> Iterator[Line]:
         except CheckFailedError as error:
             failures.append(str(error))
     for why in failures:
-        yield judged(BEFORE, EXPECTED, "", False, why)
+        yield judge(BEFORE, EXPECTED, "", False, why)
     if not runs:
         return
-    yield _before(bench, runs)
+    yield _line_before_calibration(bench, runs)
     try:
         calibrated, busy = bench.calibrated(), bench.busy_share()
     except CheckFailedError as error:
-        yield judged(AFTER, EXPECTED, "", False, str(error))
+        yield judge(AFTER, EXPECTED, "", False, str(error))
         return
     busy = max(busy, *(one.busy for one in runs.values()))
     yield _line(AFTER, runs, lambda name: predicted_on(runs[name], calibrated), busy)
-    yield _fitted(runs, calibrated, busy)
+    yield _line_after_calibration(runs, calibrated, busy)
 
 
-def _before(bench: Bench, runs: Mapping[str, TrainedRun]) -> Line:
+def _line_before_calibration(bench: Bench, runs: Mapping[str, TrainedRun]) -> Line:
     """The line on predictions from the catalogue; not run if it lacks the device."""
     if bench.machine.is_cpu:
         return not_run(BEFORE, EXPECTED, "the catalogue has no step times of CPUs")
@@ -70,7 +70,9 @@ def predicted_on(trained: TrainedRun, cluster: ClusterSpec) -> TimeProfile | Non
     return estimate_run(trained.run._replace(cluster=cluster)).time
 
 
-def _fitted(runs: Mapping[str, TrainedRun], calibrated: ClusterSpec, busy: float) -> Line:
+def _line_after_calibration(
+    runs: Mapping[str, TrainedRun], calibrated: ClusterSpec, busy: float
+) -> Line:
     """The line on predictions for each layout from coefficients fitted to the others only."""
     import importlib.util
 
@@ -114,7 +116,7 @@ def _line(
         why = f"other processes use {busy:.0%} of the cores"
         return not_run(what, EXPECTED, why, seen, **figures)
     reason = f"{len(found) - inside} of {len(found)} layouts are outside"
-    return judged(what, EXPECTED, seen, inside * 2 > len(found), reason, **figures)
+    return judge(what, EXPECTED, seen, inside * 2 > len(found), reason, **figures)
 
 
 def _compare(predicted: TimeProfile | None, measured_s: float) -> Comparison:

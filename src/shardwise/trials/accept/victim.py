@@ -16,7 +16,7 @@ from shardwise.launch.child import python_command
 NAME = "it"
 
 
-class Victim:
+class KillableRun:
     """A run of `folder/run.toml`, started by `command`; later attempts resume it.
 
     `patience_s` returns the most seconds that a wait may take.
@@ -70,7 +70,7 @@ class Victim:
                         return True
         return False
 
-    def reaches(self, step: int) -> bool:
+    def wait_for_step(self, step: int) -> bool:
         """Wait until a step is complete; return whether the run reached it."""
         deadline = time.monotonic() + self._patience_s()
         while self.step() < step:

@@ -52,7 +52,7 @@ class Probe(NamedTuple):
         return self.candidate.tokens / self.measured_s if self.measured_s else None
 
 
-class Tuned(NamedTuple):
+class TuneResult(NamedTuple):
     """All probes in their order, and why no more were run."""
 
     probes: list[Probe]
@@ -76,7 +76,7 @@ def _best(probes: Sequence[Probe]) -> Probe | None:
 Run = Callable[[Candidate], float | str]
 
 
-def tune(candidates: Sequence[Candidate], run: Run, most: int) -> Tuned:
+def tune(candidates: Sequence[Candidate], run: Run, most: int) -> TuneResult:
     """Benchmark at most `most` candidates; stop earlier when no other one can be faster."""
     left = list(candidates)
     units = {one.name: units_of(one.run) for one in candidates}
@@ -91,9 +91,9 @@ def tune(candidates: Sequence[Candidate], run: Run, most: int) -> Tuned:
         if best is not None and best.measured_s is not None:
             least = predicted[chosen.name] * (1 - error) / chosen.tokens
             if least >= best.measured_s / best.candidate.tokens:
-                return Tuned(probes, "rest is slower", error)
+                return TuneResult(probes, "rest is slower", error)
         if len(probes) == most:
-            return Tuned(probes, "limit reached", error)
+            return TuneResult(probes, "limit reached", error)
         left.remove(chosen)
         found = run(chosen)
         if isinstance(found, str):
@@ -103,7 +103,7 @@ def tune(candidates: Sequence[Candidate], run: Run, most: int) -> Tuned:
         seen.append(Observation(chosen.run, units[chosen.name], found, None, None))
         coefficients = Coefficients(**fit(seen).calibration.coefficients())
         error = _error(probes)
-    return Tuned(probes, "all probed", error)
+    return TuneResult(probes, "all probed", error)
 
 
 def _predicted(one: Candidate, units: ModelUnits, coefficients: Coefficients) -> float:

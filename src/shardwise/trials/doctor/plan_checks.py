@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shardwise.planning.api import ways_for
+from shardwise.planning.api import changes_to_fit_run
 from shardwise.predict.api import estimate_run
 from shardwise.spec.fused_loss import PACKAGES, check_fused_loss
 from shardwise.spec.model import ModelSpec
@@ -39,7 +39,7 @@ def _memory(run: RunSpec) -> Check:
     detail = f"needs {needed}, {usable} usable on {run.cluster}, predicted"
     if memory.verdict == "fits":
         return Check(name, True, detail)
-    ways = ways_for(resolved)
+    ways = changes_to_fit_run(resolved)
     change = f"; try {ways[0].options}" if ways else ""
     return Check(name, memory.verdict == "at risk", f"{memory.verdict}: {detail}{change}")
 

@@ -131,7 +131,11 @@ def check_running(run: RunSpec, mini: RunSpec) -> list[Check]:
     checks = list(_adapters(mini))
     # Without gradients there is no step to check.
     if all(check.passed for check in checks):
-        checks += [*_as_declared(mini), _same_as_one_process(mini), _equal_counts(run, mini)]
+        checks += [
+            *_check_with_own_dtypes(mini),
+            _same_as_one_process(mini),
+            _equal_counts(run, mini),
+        ]
     # A check that fails on any rank has failed.
     failures = torch.tensor([0 if check.passed else 1 for check in checks])
     if world()[1] > 1:
@@ -154,7 +158,7 @@ def _adapters(mini: RunSpec) -> Iterator[Check]:
     yield from adapter_checks(mini.model, batches.at(0)[0])
 
 
-def _as_declared(mini: RunSpec) -> Iterator[Check]:
+def _check_with_own_dtypes(mini: RunSpec) -> Iterator[Check]:
     """Check placement, optimizer, ties, dtypes and traffic in steps with the run's own dtypes."""
     strategy, settings = mini.strategy, mini.train or TrainSettings()
     with torch.device("meta"):
@@ -185,8 +189,8 @@ def _as_declared(mini: RunSpec) -> Iterator[Check]:
     )
     if len(trained) < sum(1 for _ in model.parameters()):
         yield _optimizer_states(optimizer, trained)
-    yield _ties(module, aliases)
-    yield _dtypes(strategy, seen, model)
+    yield _check_ties(module, aliases)
+    yield _check_dtypes(strategy, seen, model)
     expected = by_operation(predicted.traffic)
     counted = {key: tuple(count) for key, count in counter.counts.items()}
     total = sum(calls for calls, _ in counted.values())
@@ -249,7 +253,7 @@ def _placement(model: nn.Module, strategy: Strategy, predicted: StepProfile) -> 
     )
 
 
-def _ties(module: nn.Module, aliases: dict[str, list[str]]) -> Check:
+def _check_ties(module: nn.Module, aliases: dict[str, list[str]]) -> Check:
     """Check that tied weights are still tied; `aliases` are their names before sharding."""
     name = "tied weights stay tied"
     if not aliases:
@@ -261,7 +265,7 @@ def _ties(module: nn.Module, aliases: dict[str, list[str]]) -> Check:
     return Check(name, False, f"{listed} are no longer tied; tie them before parallelize")
 
 
-def _dtypes(strategy: Strategy, seen: set[torch.dtype], model: nn.Module) -> Check:
+def _check_dtypes(strategy: Strategy, seen: set[torch.dtype], model: nn.Module) -> Check:
     """Check the dtypes of trained parameters, and those `seen` in the forward of a block."""
     name = "dtypes as declared"
     computes = TORCH_DTYPES[strategy.param_dtype]
@@ -272,11 +276,11 @@ def _dtypes(strategy: Strategy, seen: set[torch.dtype], model: nn.Module) -> Che
     # The first block may be frozen.
     ok = seen <= {expected} and kept == {master}
     declared = f"computes in {strategy.param_dtype}, keeps {strategy.master_dtype}"
-    actual = f"computes in {_names(seen)}, keeps {_names(kept)}"
+    actual = f"computes in {_dtype_names(seen)}, keeps {_dtype_names(kept)}"
     return Check(name, ok, declared if ok else f"declared: {declared}; actual: {actual}")
 
 
-def _names(dtypes: set[torch.dtype]) -> str:
+def _dtype_names(dtypes: set[torch.dtype]) -> str:
     return " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
 
 

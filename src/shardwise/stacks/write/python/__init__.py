@@ -10,8 +10,8 @@ from __future__ import annotations
 from shardwise.spec.run import RunSpec, check_loss
 from shardwise.spec.strategy import Strategy
 from shardwise.stacks.outcomes import Difference
-from shardwise.stacks.write.axes import as_run
-from shardwise.stacks.write.exported import USUAL, Exported, Target
+from shardwise.stacks.write.axes import as_stack_runs
+from shardwise.stacks.write.exported import DEFAULT_TARGET, Exported, Target
 from shardwise.stacks.write.python.choices import choices_of, own_imports
 from shardwise.stacks.write.python.data import data_constants
 from shardwise.stacks.write.python.model import builder_of, model_constants
@@ -23,7 +23,7 @@ from shardwise.stacks.write.torchrun import script_command
 NAME = "train.py"
 
 
-def export(run: RunSpec, target: Target = USUAL) -> Exported:
+def export(run: RunSpec, target: Target = DEFAULT_TARGET) -> Exported:
     """The script of a run with a resolved strategy."""
     check_loss(run)
     given, run = run, run._replace(strategy=applied(run))
@@ -41,7 +41,7 @@ def settings_of(run: RunSpec) -> Settings:
 
 def applied(run: RunSpec) -> Strategy:
     """The strategy as the script runs it."""
-    return as_run(in_script(run.strategy), "python")
+    return as_stack_runs(in_script(run.strategy), "python")
 
 
 def in_script(strategy: Strategy) -> Strategy:

@@ -88,7 +88,7 @@ def _parallel(run: RunSpec) -> dict[str, object]:
         "TENSOR_ACROSS_NODES": strategy.tensor_across_nodes,
         "HEAD_REPEATS": _head_repeats(run),
         "SEQUENCE_PARTS": strategy.context,
-        "PLACES": _places(run),
+        "PLACES": _shards_other_dimensions(run),
         "OFFLOAD": strategy.offloads("parameters"),
         "RECOMPUTE": recompute,
         "COMPILE": strategy.compile,
@@ -131,7 +131,7 @@ def _head_repeats(run: RunSpec) -> int:
     return strategy.context // math.gcd(held, strategy.context)
 
 
-def _places(run: RunSpec) -> bool:
+def _shards_other_dimensions(run: RunSpec) -> bool:
     """Whether a parameter is sharded along another dimension than the first."""
     strategy, model = run.strategy, run.model
     if not strategy.sharded or not isinstance(strategy.reshard_after_forward, bool):

@@ -29,7 +29,7 @@ def constants_of(
         "The data.": data,
         "The parallel plan.": _plan(run),
         "The optimizer.": _optimizer(run),
-        "The run.": _rest(run),
+        "The run.": _loop_constants(run),
     }
 
 
@@ -115,7 +115,7 @@ def _optimizer(run: RunSpec) -> dict[str, object]:
     }
 
 
-def _rest(run: RunSpec) -> dict[str, object]:
+def _loop_constants(run: RunSpec) -> dict[str, object]:
     """Constants of the loop, the logs and the checkpoints."""
     train = train_of(run)
     return {

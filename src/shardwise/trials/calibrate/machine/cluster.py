@@ -9,7 +9,7 @@ from shardwise.spec.catalogue import coefficient
 from shardwise.spec.cluster import ClusterSpec, DeviceSpec
 from shardwise.spec.dtype import DType
 from shardwise.trials.calibrate.fit import CPU
-from shardwise.trials.calibrate.machine.collectives import Collective, Operation, Place
+from shardwise.trials.calibrate.machine.collectives import Collective, GroupPlace, Operation
 from shardwise.trials.calibrate.machine.compute import DTYPES
 from shardwise.trials.calibrate.machine.line import Line, fit_line
 from shardwise.trials.calibrate.machine.measure import Machine
@@ -99,7 +99,7 @@ def product_line(machine: Machine, dtype: DType) -> Line:
     return fit_line([(one.flops, one.timing.usual) for one in mine], large_from=1 / 100)
 
 
-def find(machine: Machine, operation: Operation, place: Place) -> Collective | None:
+def find(machine: Machine, operation: Operation, place: GroupPlace) -> Collective | None:
     """The measurement of an operation in a kind of group; None if there is none."""
     found = [one for one in machine.collectives if (one.operation, one.place) == (operation, place)]
     return found[0] if found else None

@@ -19,7 +19,7 @@ from shardwise.trials.calibrate.machine.timing import Step, Timing, timed
 
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 OPERATIONS: tuple[Operation, ...] = ("all_gather", "reduce_scatter", "all_reduce")
-Place = Literal["inside a node", "between nodes", "all"]
+GroupPlace = Literal["inside a node", "between nodes", "all"]
 # Message sizes in bytes, of the full group. Slow links skip the largest; so do CPUs, where caches
 # and pages would be measured instead.
 SIZES = (*(2**power for power in range(16, 20, 2)), *(2**power for power in range(20, 31)))
@@ -27,7 +27,7 @@ LARGEST, LARGEST_ON_CPU = 2**30, 2**25
 LONGEST_S = 0.4
 # The collectives that a mesh uses in each kind of group. Shards, replicas and tensor groups can be
 # inside a node or have one member in each node; context groups exchange heads.
-ASKED: dict[Place, tuple[Operation, ...]] = {
+OPERATIONS_BY_PLACE: dict[GroupPlace, tuple[Operation, ...]] = {
     "inside a node": (*OPERATIONS, "all_to_all"),
     "between nodes": (*OPERATIONS, "all_to_all"),
     "all": OPERATIONS,
@@ -37,7 +37,7 @@ ASKED: dict[Place, tuple[Operation, ...]] = {
 class Group(NamedTuple):
     """A process group that this process belongs to, with `members` processes."""
 
-    place: Place
+    place: GroupPlace
     members: int
     handle: dist.ProcessGroup
 
@@ -56,7 +56,7 @@ class Collective(NamedTuple):
     """
 
     operation: Operation
-    place: Place
+    place: GroupPlace
     members: int
     messages: list[Message]
     line: Line
@@ -98,7 +98,7 @@ def measure_collectives(
     """
     largest = LARGEST if is_accelerator(device) else LARGEST_ON_CPU
     for group in made:
-        for operation in ASKED[group.place]:
+        for operation in OPERATIONS_BY_PLACE[group.place]:
             messages: list[Message] = []
             for size in SIZES:
                 if size > largest or _too_long(messages, size):

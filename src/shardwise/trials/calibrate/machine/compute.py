@@ -57,7 +57,7 @@ class Compute(NamedTuple):
     optimizer_rate: float
 
 
-def products(device: torch.device, step: Step) -> Iterator[Product]:
+def measure_products(device: torch.device, step: Step) -> Iterator[Product]:
     """Time matrix products of both dtypes by size, up to a size that takes too long."""
     for dtype in DTYPES:
         longest = 0.0
@@ -83,7 +83,7 @@ def measure_compute(device: torch.device, step: Step) -> Compute:
 
     All processes of a machine measure at the same time, as they compute in training.
     """
-    found = list(products(device, step))
+    found = list(measure_products(device, step))
     step("attention")
     attention = _attention(device)
     step("memory")
@@ -104,14 +104,14 @@ def measure_compute(device: torch.device, step: Step) -> Compute:
     )
 
 
-def _more(device: torch.device) -> int:
+def _size_factor(device: torch.device) -> int:
     """The factor by which memory tests are larger on this device."""
     return MORE_ON_ACCELERATOR if is_accelerator(device) else 1
 
 
 def _memory(device: torch.device) -> tuple[Timing, Timing, int]:
     """The timings of a copy and of SiLU times a tensor, and the elements of each tensor."""
-    numbers = ELEMENTS * _more(device)
+    numbers = ELEMENTS * _size_factor(device)
     a, b, out = (torch.ones(numbers, device=device) for _ in range(3))
     copied = timed(lambda: out.copy_(a), device)
     return copied, timed(lambda: silu(a) * b, device), numbers
@@ -136,7 +136,7 @@ def _optimizer(device: torch.device) -> tuple[Timing, int]:
 
     The bytes are those of parameters, gradients and both states.
     """
-    numbers = OPTIMIZED * _more(device)
+    numbers = OPTIMIZED * _size_factor(device)
     parameters = [torch.nn.Parameter(torch.randn(numbers // 8, device=device)) for _ in range(8)]
     optimizer = torch.optim.AdamW(parameters, lr=1e-3, fused=True)
     for one in parameters:

@@ -35,7 +35,7 @@ def busy_share() -> float:
     return float(psutil.cpu_percent(_SAMPLE_S)) / 100
 
 
-def doubts(machine: Machine) -> Iterator[Doubt]:
+def find_doubts(machine: Machine) -> Iterator[Doubt]:
     """Yield each figure for which predictions from this measurement may be wrong."""
     if machine.load > MAX_LOAD:
         yield Doubt("load", machine.load, MAX_LOAD)

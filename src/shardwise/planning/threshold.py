@@ -10,7 +10,7 @@ from shardwise.planning.money import DAY, Budget
 from shardwise.planning.problem import Problem
 from shardwise.planning.space import Space
 from shardwise.planning.vary import node_size
-from shardwise.planning.whatif import Point, Points, point
+from shardwise.planning.whatif import Point, Points, predict_point
 from shardwise.spec.record import SpecError, did_you_mean
 from shardwise.spec.strategy import Strategy
 
@@ -69,7 +69,7 @@ def parse_target(text: str, tokens: float | None = None) -> Target:
     )
 
 
-class Least(NamedTuple):
+class Threshold(NamedTuple):
     """The least value of a quantity that meets a target; `answer` is None if no value does."""
 
     name: str
@@ -91,7 +91,7 @@ class Least(NamedTuple):
     def best(self) -> Point | None:
         """The fastest point that was planned; None if no configuration fits at any."""
         fitting = [point for point in self.tried if point.candidate]
-        return max(fitting, key=_speed, default=None)
+        return max(fitting, key=_throughput, default=None)
 
     def to_dict(self, budget: Budget) -> dict[str, Any]:
         """The threshold as `--json` prints it."""
@@ -106,14 +106,14 @@ class Least(NamedTuple):
         }
 
 
-def _speed(point: Point) -> float:
+def _throughput(point: Point) -> float:
     """Tokens per second at a point; 0 if no configuration fits."""
     return point.candidate.tokens_per_s if point.candidate else 0.0
 
 
-def least(
+def find_threshold(
     problem: Problem, name: str, target: Target, fixed: Strategy | None = None, above: int = 0
-) -> Least:
+) -> Threshold:
     """The least network, memory, batch or number of devices for a target.
 
     `fixed` is a strategy to use instead of a search. `above` is a number of devices or a batch that
@@ -128,8 +128,8 @@ def least(
     cluster = problem.cluster
     if name == "network" and cluster.nodes == 1:
         # Searched like `plan` does, so that both show the same figure.
-        here = point(problem, str(cluster), fixed, Space())
-        return Least(name, target, None, [here], "no network")
+        here = predict_point(problem, str(cluster), fixed, Space())
+        return Threshold(name, target, None, [here], "no network")
     points, tried = Points(problem, name, fixed), []
 
     def meets(text: str) -> bool:
@@ -144,14 +144,14 @@ def least(
         value = first_true(lambda number: meets(f"{number:.4g}{unit}"), low, high)
         found = None if value is None else f"{value:.4g}{unit}"
     else:
-        found = _climb(meets, *ladders[name](problem), above)
+        found = _lowest_rung(meets, *ladders[name](problem), above)
     short = name == "devices" and cluster.nodes == 1 and cluster.network is None
     obstacle: Obstacle | None = "network needed" if short and found is None else None
     answer = None if found is None else points.at(found)
-    return Least(name, target, answer, tried, obstacle)
+    return Threshold(name, target, answer, tried, obstacle)
 
 
-def devices_for_deadline(problem: Problem, budget: Budget) -> Least | None:
+def devices_for_deadline(problem: Problem, budget: Budget) -> Threshold | None:
     """The least number of devices, more than the cluster has, that meets the budget's deadline.
 
     None without a deadline.
@@ -159,10 +159,12 @@ def devices_for_deadline(problem: Problem, budget: Budget) -> Least | None:
     if budget.tokens is None or budget.deadline_s is None:
         return None
     target = Target("days", budget.deadline_s, budget.tokens)
-    return least(problem, "devices", target, above=problem.cluster.devices)
+    return find_threshold(problem, "devices", target, above=problem.cluster.devices)
 
 
-def _climb(meets: Callable[[str], bool], unit: int, rungs: Iterable[int], low: int) -> str | None:
+def _lowest_rung(
+    meets: Callable[[str], bool], unit: int, rungs: Iterable[int], low: int
+) -> str | None:
     """The least value above `low` for which `meets` holds, as text; None if no rung is enough.
 
     First the rungs upwards, then bisection below the first one that is enough: to a multiple of

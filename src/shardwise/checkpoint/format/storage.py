@@ -41,7 +41,7 @@ def step_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-class Place(Protocol):
+class CheckpointStorage(Protocol):
     """The checkpoints of a run, by step, in a folder or an object store."""
 
     url: str
@@ -85,12 +85,12 @@ class Place(Protocol):
         ...
 
 
-def find_place(url: str) -> Place:
+def find_storage(url: str) -> CheckpointStorage:
     """The checkpoints in a local folder or under the URL of an object store."""
-    return RemotePlace(url) if is_remote(url) else LocalPlace(Path(url))
+    return RemoteStorage(url) if is_remote(url) else LocalStorage(Path(url))
 
 
-class LocalPlace:
+class LocalStorage:
     """Checkpoints in a local folder, one folder per step."""
 
     def __init__(self, path: Path) -> None:
@@ -134,9 +134,9 @@ class LocalPlace:
             self._set_aside(step)
         os.rename(folder, self._path / name_of(step))
         sync_folder(self._path)
-        self._point_to(step)
+        self._write_latest(step)
 
-    def _point_to(self, step: int) -> None:
+    def _write_latest(self, step: int) -> None:
         """Write the name of the newest checkpoint to `latest`, for people and other tools.
 
         The checkpoint is complete without that: if it fails, a warning is logged.
@@ -184,7 +184,7 @@ def _delete(path: Path) -> None:
         shutil.rmtree(path)
 
 
-class RemotePlace:
+class RemoteStorage:
     """Checkpoints under a prefix of any store that fsspec supports."""
 
     def __init__(self, url: str) -> None:
@@ -203,7 +203,7 @@ class RemotePlace:
     def begin(self, step: int) -> None:
         self._store.invalidate_cache()
         finished = {name_of(step) for step in self.steps()} - {name_of(step)}
-        for path in self._listed():
+        for path in self._list_paths():
             name = path.rstrip("/").split("/")[-1]
             if _STEP.fullmatch(name) and name not in finished:
                 self._remove(name)
@@ -216,10 +216,10 @@ class RemotePlace:
 
     def commit(self, step: int, data: bytes) -> None:
         self._store.pipe_file(f"{self._prefix}/{name_of(step)}/{manifest.NAME}", data)
-        self._point_to(step)
+        self._write_latest(step)
         self._store.invalidate_cache()
 
-    def _point_to(self, step: int) -> None:
+    def _write_latest(self, step: int) -> None:
         """Write the name of the newest checkpoint to `latest`, for people and other tools.
 
         The checkpoint is complete without that: if it fails, a warning is logged.
@@ -237,7 +237,7 @@ class RemotePlace:
     def remove(self, step: int) -> None:
         self._remove(name_of(step))
 
-    def _listed(self) -> list[str]:
+    def _list_paths(self) -> list[str]:
         """Paths directly under the prefix; empty if there is nothing."""
         if not self._store.exists(self._prefix):
             return []

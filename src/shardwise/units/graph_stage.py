@@ -1,0 +1,266 @@
+"""The Stage of a graph: its FLOPs, the bytes it saves, and its memory in forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwise.units.division import Exchanges, join_exchanges
+from shardwise.units.graph import Graph, Op, Value
+from shardwise.units.stage import POLICIES, Kept, Moment, Policy, Stage, mean_width, prune
+from shardwise.units.unit import DEQUANTISING_BYTES
+
+
+def stage_of(graph: Graph, compiled: bool = False) -> Stage:
+    """The Stage of these operations: FLOPs, bytes, and memory of forward and backward."""
+    saves = _saved_values(graph, compiled)
+    moments = _backward(graph, saves)
+    return Stage(
+        matmul_flops=sum(op.matmul_flops for op in graph.ops),
+        attention_flops=sum(op.attention_flops for op in graph.ops),
+        attention_span=max((op.attention_span for op in graph.ops), default=0),
+        head_dim=min((op.head_dim for op in graph.ops if op.head_dim), default=128),
+        elementwise_bytes=_elementwise_bytes(graph),
+        fused_bytes=_fused_bytes(graph) if compiled else 0.0,
+        kernels=len(graph.ops),
+        products=sum(op.matmul_flops > 0 for op in graph.ops),
+        product_width=mean_width(
+            (op.matmul_flops, op.output.width / (op.routed or 1.0)) for op in graph.ops
+        ),
+        grouped_flops=sum(op.matmul_flops for op in graph.ops if op.routed),
+        routed=max((op.routed for op in graph.ops), default=0.0),
+        experts=graph.experts,
+        logits=sum(op.output.width for op in graph.ops if op.matmul_flops > 0 and op.output.logits),
+        logit_moved=_elementwise_bytes(graph, logits=True),
+        compiled=compiled,
+        gradient_flops=sum(op.gradient_flops for op in graph.ops),
+        kept={policy: _kept(graph, policy, saves) for policy in POLICIES},
+        forward=_forward(graph, saves),
+        forward_unsaved=_forward(graph, [() for _ in graph.ops]),
+        backward=prune(moments),
+        exchanges=_exchanges(graph),
+    )
+
+
+def _elementwise_bytes(graph: Graph, *, logits: bool = False) -> float:
+    """Bytes per token that a forward's element-wise operations read and write, one by one.
+
+    With `logits`, only of those that read logits.
+    """
+    pointwise = [op for op in graph.ops if op.pointwise]
+    if logits:
+        pointwise = [op for op in pointwise if any(x.logits for x in op.inputs)]
+    return sum(op.output.bytes + sum(x.bytes for x in op.inputs) for op in pointwise)
+
+
+def _fused_bytes(graph: Graph) -> float:
+    """Bytes per token that element-wise operations read and write when fused by a compiler.
+
+    Neighbouring operations run in one kernel, of which only inputs and outputs count. A matmul
+    or attention between two operations separates their kernels.
+    """
+    group: dict[Op, int] = {}
+    # An in-place operation produces a value again: the last producer so far counts.
+    made_by: dict[Value, Op] = {}
+    # Number of matmuls and attentions on the longest path to an operation.
+    behind: dict[Op, int] = {}
+    members: list[list[Op]] = []
+    for op in graph.ops:
+        before = [made_by[x] for x in op.inputs if x in made_by]
+        behind[op] = max((behind[one] + (not one.pointwise) for one in before), default=0)
+        made_by[op.output] = op
+        if not op.pointwise:
+            continue
+        near = [one for one in before if one in group and behind[one] == behind[op]]
+        joined = sorted({group[one] for one in near})
+        number = joined[0] if joined else len(members)
+        if not joined:
+            members.append([])
+        for other in joined[1:]:
+            members[number] += members[other]
+            members[other] = []
+        members[number].append(op)
+        group.update(dict.fromkeys(members[number], number))
+    return sum(_kernel_bytes(graph, set(ops)) for ops in members)
+
+
+def _kernel_bytes(graph: Graph, ops: set[Op]) -> float:
+    """Bytes per token that one kernel of these operations reads and writes."""
+    made = {op.output for op in ops}
+    read = {x for op in ops for x in op.inputs} - made
+    outside = [op for op in graph.ops if op not in ops]
+    needed = {x for op in outside for x in op.inputs} | {graph.ops[-1].output}
+    return sum(value.bytes for value in read | (made & needed))
+
+
+def _exchanges(graph: Graph) -> Exchanges:
+    """All collectives of the recorded operations, by the pass in which they run."""
+    stop = _recompute_stop(graph)
+    return Exchanges(
+        forward=join_exchanges([one for op in graph.ops for one in op.sent]),
+        backward=join_exchanges([one for op in reversed(graph.ops) for one in op.returned]),
+        again=join_exchanges([one for op in graph.ops[: max(0, stop)] for one in op.sent]),
+        reduced=join_exchanges(graph.reduced),
+    )
+
+
+def _saved_values(graph: Graph, compiled: bool) -> list[tuple[Value, ...]]:
+    """The values saved for the backward, for each operation."""
+    if not compiled:
+        return [op.saves for op in graph.ops]
+    # A compiler recomputes element-wise results in the backward from their inputs, unless a
+    # matmul or attention needs them there.
+    made_by = {op.output: op for op in graph.ops if op.pointwise}
+
+    def origins(value: Value) -> tuple[Value, ...]:
+        op = made_by.get(value)
+        # The residual stream is saved: recomputing it would cross the block's boundary.
+        if op is None or op.alias:
+            return (value,)
+        return tuple(dict.fromkeys(o for x in op.inputs for o in origins(x)))
+
+    return [
+        tuple(dict.fromkeys(o for saved in op.saves for o in origins(saved)))
+        if op.pointwise
+        else op.saves
+        for op in graph.ops
+    ]
+
+
+def _kept(graph: Graph, policy: Policy, saves: list[tuple[Value, ...]]) -> Kept:
+    """Bytes saved and FLOPs recomputed per token under a recompute policy."""
+    saved = _unique(saves)
+    if policy == "none":
+        return Kept(activation_bytes=_bytes(saved, False), logit_bytes=_bytes(saved, True))
+    stop = _recompute_stop(graph)
+    again = [op for index, op in enumerate(graph.ops) if index < stop]
+    if policy == "full":
+        kept = [graph.input]
+    else:
+        chosen = _saved_by_selective(graph)
+        kept = [graph.input]
+        for op in chosen:
+            # An attention kernel also returns its statistics.
+            extra = [s for s in op.saves if s not in op.inputs and s is not op.output]
+            kept += [op.output, *extra]
+        again = [op for op in again if op not in chosen]
+    return Kept(
+        activation_bytes=_bytes(kept, False),
+        logit_bytes=_bytes(kept, True),
+        recomputed_matmul_flops=sum(op.matmul_flops for op in again),
+        recomputed_attention_flops=sum(op.attention_flops for op in again),
+        unread_bytes=_bytes([value for value in kept if value not in saved], None),
+    )
+
+
+def _saved_by_selective(graph: Graph) -> list[Op]:
+    """Operations whose outputs selective recompute saves: attention and every other matmul.
+
+    Grouped products of all experts are not among the operations that torch then saves.
+    """
+    matmuls = [op for op in graph.ops if op.matmul_flops > 0 and not op.routed]
+    return [op for op in graph.ops if op.attention_flops > 0] + matmuls[::2]
+
+
+def _recompute_stop(graph: Graph) -> int:
+    """Index of the first operation that recomputation does not run.
+
+    torch stops as soon as the last saved tensor exists. Inputs are saved before a kernel
+    runs, so the last matmul of a block, which saves its input only, is not recomputed.
+    """
+    last = max((i for i, op in enumerate(graph.ops) if op.saves), default=-1)
+    return last + 1 if last >= 0 and graph.ops[last].saves_own_output else last
+
+
+def _forward(graph: Graph, saves: list[tuple[Value, ...]]) -> tuple[Moment, ...]:
+    """Memory during each operation of the forward, if it saves `saves`; the possible peaks."""
+    last_use: dict[Value, int] = {}
+    for index, op in enumerate(graph.ops):
+        for x in (*op.inputs, op.output):
+            last_use[x] = index
+    held: dict[Value, None] = {graph.input: None}
+    moments: list[Moment] = []
+    transient: dict[Value, None] = {}
+    made: dict[Value, None] = {}
+    for index, op in enumerate(graph.ops):
+        held |= dict.fromkeys(saves[index])
+        if op.quantised:
+            moments.append(_moment({**held, **transient}, 0.0, op, DEQUANTISING_BYTES))
+        transient[op.output] = None
+        named = [v for v in graph.named if v in transient or v in made]
+        made[op.output] = None
+        live = {**held, **transient, **dict.fromkeys(named)}
+        moments.append(_moment(live, 0.0, op, float(graph.itemsize), op.scratch))
+        transient = {v: None for v in transient if last_use[v] > index}
+    return prune(moments)
+
+
+def _backward(graph: Graph, saves: list[tuple[Value, ...]]) -> list[Moment]:
+    """Memory during each operation of the backward, after which its saved values are freed."""
+    readers: dict[Value, int] = {}
+    for saved in saves:
+        for value in saved:
+            readers[value] = readers.get(value, 0) + 1
+    held = dict.fromkeys(readers)
+    gradients: dict[Value, Value] = {graph.ops[-1].output: graph.ops[-1].output}
+    made_elements = 0.0
+    moments: list[Moment] = []
+    for op, saved in zip(reversed(graph.ops), reversed(saves), strict=True):
+        outgoing = gradients.pop(op.output, None)
+        if outgoing is None:
+            continue
+        if op.quantised:
+            live = [*held, *dict.fromkeys((outgoing, *gradients.values()))]
+            moments.append(_moment(live, made_elements, op, DEQUANTISING_BYTES))
+        fresh: list[Value] = []
+        for x in op.inputs:
+            if not x.needs:
+                continue
+            if op.alias:
+                gradients.setdefault(x, outgoing)
+                continue
+            made = Value(x.width, x.itemsize, x.logits)
+            fresh.append(made)
+            gradients.setdefault(x, made)
+        if op.reduces_in_backward:
+            fresh.append(Value(op.output.width, op.output.itemsize, op.output.logits))
+        made_elements += op.parameter_elements
+        live = [*held, *dict.fromkeys((outgoing, *gradients.values(), *fresh))]
+        scratch = op.backward_scratch
+        moments.append(_moment(live, made_elements, op, float(graph.itemsize), scratch))
+        for value in saved:
+            readers[value] -= 1
+            if readers[value] == 0:
+                del held[value]
+    return moments
+
+
+def _unique(saves: Sequence[tuple[Value, ...]]) -> list[Value]:
+    """All saved values, each once."""
+    return list(dict.fromkeys(value for saved in saves for value in saved))
+
+
+def _moment(
+    live: Sequence[Value] | dict[Value, None],
+    gradients: float,
+    op: Op,
+    copied_bytes: float,
+    scratch: float = 0.0,
+) -> Moment:
+    """The memory of these live values and of temporaries, during an operation.
+
+    `gradients` is the number of gradient elements so far; `copied_bytes` is bytes per element of a
+    copy of the operation's matrix, if the matrix can be quantised.
+    """
+    logits = op.output.logits
+    return Moment(
+        activation_bytes=_bytes(live, False) + (0.0 if logits else scratch),
+        logit_bytes=_bytes(live, True) + (scratch if logits else 0.0),
+        gradient_elements=gradients,
+        copied=op.quantised,
+        copied_bytes=copied_bytes if op.quantised else 0.0,
+    )
+
+
+def _bytes(values: Sequence[Value] | dict[Value, None], logits: bool | None) -> float:
+    """Bytes per token of values: only logits, only others, or all for None."""
+    return sum(v.bytes for v in values if logits is None or v.logits == logits)
