@@ -91,7 +91,9 @@ class Coefficients(NamedTuple):
 
     def with_attention(self, kernel: str | None) -> Coefficients:
         """These coefficients with the named attention kernel; unchanged for None or an unknown."""
-        own: Mapping[str, float] = (self.attention_kernels or {}).get(kernel or "", {})
+        if kernel is None or self.attention_kernels is None:
+            return self
+        own: Mapping[str, float] = self.attention_kernels.get(kernel, {})
         return self._replace(**own) if own else self
 
     @property

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from shardwise.pytorch.quiet_libraries import quiet_imports, silence_transformers
@@ -90,27 +89,21 @@ def _text_part(
 
 def _built(made: Any, table: Mapping[str, Any], attention: tuple[str, ...]) -> nn.Module:
     """An instance with the first kind of attention that its class supports."""
-    config = made.config_class.from_dict(dict(table))
-    config.use_cache = False
-    if getattr(config, "is_encoder_decoder", False) and not hasattr(
-        config, "decoder_start_token_id"
-    ):
-        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or _FIRST_TOKEN
-    for kind in attention[:-1]:
+    refused: ValueError | None = None
+    for kind in attention:
+        config = made.config_class.from_dict(dict(table), attn_implementation=kind)
+        config.use_cache = False
+        if getattr(config, "is_encoder_decoder", False) and not hasattr(
+            config, "decoder_start_token_id"
+        ):
+            config.decoder_start_token_id = getattr(config, "pad_token_id", None) or _FIRST_TOKEN
         try:
-            module: nn.Module = made._from_config(
-                config, attn_implementation=kind, dtype=torch.float32
-            )
+            module: nn.Module = made(config)
             return module
         except ValueError as error:
-            refused = error
-    try:
-        last: nn.Module = made._from_config(
-            config, attn_implementation=attention[-1], dtype=torch.float32
-        )
-        return last
-    except ValueError as error:
-        raise refused from error
+            refused = refused or error
+    assert refused is not None
+    raise refused
 
 
 def _class_of(table: Mapping[str, Any]) -> Any:

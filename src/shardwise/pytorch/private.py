@@ -75,8 +75,15 @@ CAST = torch.ops.aten._to_copy.default
 SCALAR = torch.ops.aten._local_scalar_dense.default
 CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 GROUPED_MATMUL = torch.ops.aten._grouped_mm
+# The fused attention of GPUs whose values may be narrower than its keys.
+EFFICIENT_ATTENTION = torch.ops.aten._scaled_dot_product_efficient_attention
 # A part of the names of all fused attention operations.
 ATTENTION = "_scaled_dot_product"
+
+
+def has_flex_attention(part: torch.nn.Module) -> bool:
+    """Whether a model of transformers may run with flex attention; only this attribute tells."""
+    return bool(getattr(part, "_supports_flex_attn", False))
 
 
 def is_mutable(operation: Any) -> bool:

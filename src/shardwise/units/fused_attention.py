@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardwise.pytorch.private import EFFICIENT_ATTENTION, has_flex_attention
 from shardwise.units.recorder import Recorder
 
 _NAME = "shardwise_fused"
@@ -79,9 +80,7 @@ def _of_unequal_heads(
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    out = torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, None, True, 0.0, True, scale=scale
-    )[0]
+    out = EFFICIENT_ATTENTION(query, key, value, None, True, 0.0, True, scale=scale)[0]
     heads_last: torch.Tensor = out.transpose(1, 2).contiguous()
     return heads_last
 
@@ -92,7 +91,7 @@ def _configs(module: nn.Module) -> list[Any]:
     for part in module.modules():
         config = getattr(part, "config", None)
         kind = getattr(config, "_attn_implementation", None)
-        fused = kind == "sdpa" or (kind == "eager" and getattr(part, "_supports_flex_attn", False))
+        fused = kind == "sdpa" or (kind == "eager" and has_flex_attention(part))
         if config is not None and fused:
             configs[id(config)] = config
     return list(configs.values())
