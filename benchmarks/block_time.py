@@ -18,8 +18,7 @@ import numpy as np
 
 from benchmarks.validation import FOLDER
 from shardwise.predict.compute import Parts, forward_parts
-from shardwise.predict.kernels import catalogue_coefficients, measured_attention
-from shardwise.predict.rates import hardware_of
+from shardwise.predict.kernels import catalogue_coefficients, hardware_of, measured_attention
 from shardwise.report.page.chart import Axis, Series, svg_file
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.kernels import AttentionKernel

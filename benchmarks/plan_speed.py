@@ -23,8 +23,7 @@ import numpy as np
 from shardwise.planning.batches import Batch
 from shardwise.planning.rows import Rows
 from shardwise.planning.space import RECOMPUTE, placements
-from shardwise.predict.kernels import coefficients_for
-from shardwise.predict.rates import hardware_of
+from shardwise.predict.kernels import coefficients_for, hardware_of
 from shardwise.predict.time import times_of
 from shardwise.spec.lookup import find_cluster, find_model
 from shardwise.spec.strategy import Strategy

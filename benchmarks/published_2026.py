@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_args
 
 from benchmarks.validation import FOLDER, Row, devices_per_node
 from shardwise.predict.configurations import Configurations
-from shardwise.predict.rates import hardware_of
+from shardwise.predict.kernels import hardware_of
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.catalogue import find_device
 from shardwise.spec.cluster import ClusterSpec

@@ -316,24 +316,11 @@ def predict(rows: list[Row], of: Callable[[Row], Coefficients]) -> np.ndarray[An
     """Tokens per second and device; rows whose steps have one structure are simulated together."""
     found = np.empty(len(rows))
     for alike in _alike(tuple(rows)):
-        k = _as_columns([of(rows[index]) for index in alike.rows])
+        k = Coefficients(*np.asarray([of(rows[index]) for index in alike.rows]).T)
         prices = _Seconds(Prices(alike.sizes, alike.hardware, k), alike)
         steps = schedule(alike.program, (len(alike.rows),), prices)
         found[alike.rows] = alike.tokens / steps.step_s
     return found
-
-
-def _as_columns(coefficients: list[Coefficients]) -> Coefficients:
-    """Coefficients of several runs with an array for each number.
-
-    Kernels by name are left out: no published row names one.
-    """
-    by_field = zip(Coefficients._fields, zip(*coefficients, strict=True), strict=True)
-    columns: dict[str, Any] = {
-        name: None if name == "attention_kernels" else np.asarray(values, dtype=np.float64)
-        for name, values in by_field
-    }
-    return Coefficients(**columns)
 
 
 # ---- programs: emitted once, priced for every set of coefficients ---------------------------

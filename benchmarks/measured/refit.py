@@ -17,8 +17,8 @@ from benchmarks.accuracy_catalogue import CATALOGUE, UNITS
 from benchmarks.measured.files import Entry
 from benchmarks.measured.protocol import Protocol
 from shardwise.observe.observation import Observation, units_of
-from shardwise.predict.kernels import catalogue_coefficients, coefficients_for
-from shardwise.predict.rates import Coefficients, hardware_of
+from shardwise.predict.kernels import catalogue_coefficients, coefficients_for, hardware_of
+from shardwise.predict.rates import Coefficients
 from shardwise.runs.contribution.record import Contribution
 from shardwise.spec.run import RunSpec
 from shardwise.trials.calibrate.fit import Fit, fit

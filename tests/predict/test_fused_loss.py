@@ -9,9 +9,8 @@ import pytest
 
 from shardwise.predict.api import estimate_run
 from shardwise.predict.compute import fused_s
-from shardwise.predict.kernels import coefficients_for
+from shardwise.predict.kernels import coefficients_for, hardware_of
 from shardwise.predict.program.fused_loss import liger_chunk_tokens
-from shardwise.predict.rates import hardware_of
 from shardwise.spec import catalogue
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.question import describe_run

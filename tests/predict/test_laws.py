@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 
 from shardwise.predict import closed_form
 from shardwise.predict.configurations import Configurations
-from shardwise.predict.kernels import coefficients_for
+from shardwise.predict.kernels import coefficients_for, hardware_of
 from shardwise.predict.memory import predict_memory
 from shardwise.predict.program.fsdp import Fsdp
 from shardwise.predict.program.prices import Prices
 from shardwise.predict.program.sizes import Sizes
 from shardwise.predict.program.step import emit_step
-from shardwise.predict.rates import Coefficients, Hardware, hardware_of
+from shardwise.predict.rates import Coefficients, Hardware
 from shardwise.predict.time import Times, predict_time, schedule, times_of
 from shardwise.predict.traffic import predict_traffic
 from shardwise.predict.work import predict_work

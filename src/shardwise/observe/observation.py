@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from shardwise.observe.run_folder import TRACES, profiled_windows, traces_in
 from shardwise.observe.summary import Summary, summarise
 from shardwise.predict.configurations import Configurations
-from shardwise.predict.rates import Coefficients, hardware_of
+from shardwise.predict.kernels import hardware_of
+from shardwise.predict.rates import Coefficients
 from shardwise.predict.time import times_of
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.read_file import read_json

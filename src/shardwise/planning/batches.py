@@ -114,6 +114,11 @@ def batches(
     sizes = micro_batches or range(job.example, largest + 1, job.example)
     found = [_closest_batch(size, wanted) for size in sizes]
     found = [batch for batch in found if batch.accumulate <= LARGEST_ACCUMULATION]
+    if not found:
+        raise SpecError(
+            f"job.global_batch: {job.global_batch:,} tokens take more than "
+            f"{LARGEST_ACCUMULATION:,} micro-batches of {max(sizes):,} sequences; lower it"
+        )
     closest = min(batch.deviation for batch in found)
     if closest > tolerance + 1e-9:
         raise UnevenBatchError(job, cluster)

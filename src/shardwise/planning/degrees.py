@@ -14,10 +14,9 @@ from shardwise.planning.layout import UNDIVIDED, Degrees
 from shardwise.planning.problem import Problem
 from shardwise.planning.space import Space
 from shardwise.predict.configurations import Configurations
-from shardwise.predict.kernels import coefficients_for
+from shardwise.predict.kernels import coefficients_for, hardware_of
 from shardwise.predict.program.prices import Prices
 from shardwise.predict.program.sizes import Sizes
-from shardwise.predict.rates import hardware_of
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.strategy import Strategy

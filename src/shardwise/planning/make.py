@@ -30,11 +30,8 @@ from shardwise.planning.untried import untried_parallelism
 from shardwise.planning.warnings import fewer_devices, is_uneven, left_out_warning, warnings_of
 from shardwise.planning.ways import Change, changes_to_fit
 from shardwise.predict.intervals import after_a_step, error_interval, is_fitted, regime_of
-from shardwise.predict.kernels import check_attention, check_products, coefficients_for
-from shardwise.predict.rates import (
-    comparison_error,
-    hardware_of,
-)
+from shardwise.predict.kernels import check_attention, check_products, coefficients_for, hardware_of
+from shardwise.predict.rates import comparison_error
 from shardwise.spec.catalogue import coefficient, figure
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from shardwise.predict.configurations import Configurations, Floats
-from shardwise.predict.kernels import coefficients_for
+from shardwise.predict.kernels import coefficients_for, hardware_of
 from shardwise.predict.memory import memory_of
 from shardwise.predict.program.step import Steps, emit_steps
-from shardwise.predict.rates import hardware_of
 from shardwise.predict.time import Times, steps_on
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DType

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwise.predict.configurations import Floats
-from shardwise.predict.rates import Coefficients, Hardware
+from shardwise.predict.rates import Coefficients, Hardware, with_attention
 from shardwise.units.stage import Policy, Stage
 
 # Head dimensions that attention kernels were measured with.
@@ -142,7 +142,7 @@ def _products(
 
 def _scores(stage: Stage, done: _Pass, tokens: Floats, h: Hardware, k: Coefficients) -> Floats:
     """Seconds of the attention scores of a pass; a causal kernel does half the counted FLOPs."""
-    k = k.with_attention(stage.attention)
+    k = with_attention(k, h, stage.attention)
     efficiency, half = k.attention_efficiency, k.attention_half_span
     if done.backward:
         efficiency, half = efficiency * k.attention_backward, half * k.attention_backward_span

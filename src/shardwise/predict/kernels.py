@@ -11,10 +11,10 @@ from functools import cache
 from typing import NamedTuple, get_args
 
 from shardwise.predict.level import correction_factor
-from shardwise.predict.rates import Coefficients
+from shardwise.predict.rates import Coefficients, Hardware
 from shardwise.spec.catalogue import device_coefficients, devices, figure, step_coefficients
 from shardwise.spec.cluster import ClusterSpec, DeviceSpec
-from shardwise.spec.dtype import LinearDType
+from shardwise.spec.dtype import DType, LinearDType
 from shardwise.spec.kernels import (
     AttentionKernel,
     CollectiveKernel,
@@ -106,11 +106,29 @@ def coefficients_for(cluster: ClusterSpec) -> Coefficients | None:
     If steps were measured on the cluster, all predicted seconds are corrected by one factor.
     """
     found = _without_level(cluster)
-    if found is not None:
-        found = found._replace(attention_kernels=_named_attention(cluster) or None)
     if found is None or cluster.level is None:
         return found
     return found._replace(level=found.level * correction_factor(cluster.level))
+
+
+def hardware_of(cluster: ClusterSpec, dtype: DType) -> Hardware | None:
+    """The rates of a cluster for compute in this dtype; None if peak or network is unknown."""
+    peak = cluster.device.peak_flops(dtype)
+    if peak is None or (cluster.nodes > 1 and cluster.network is None):
+        return None
+    return Hardware(
+        peak_flops=peak,
+        memory_bandwidth=cluster.device.memory_bandwidth,
+        link_bandwidth=cluster.device.link_bandwidth,
+        network_bandwidth=cluster.network or cluster.device.link_bandwidth,
+        devices_per_node=cluster.devices_per_node,
+        pod_nodes=cluster.pod_nodes or cluster.nodes,
+        oversubscription=cluster.oversubscription,
+        host_link=figure("host_link") * 1e9,
+        host_memory=figure("host_memory") * 1e9,
+        on_cpu=cluster.device.is_cpu,
+        attention_kernels=_named_attention(cluster),
+    )
 
 
 def _named_attention(cluster: ClusterSpec) -> Mapping[str, Mapping[str, float]]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
 from shardwise.predict.configurations import Floats
 from shardwise.spec.catalogue import figure
-from shardwise.spec.cluster import ClusterSpec
-from shardwise.spec.dtype import DType, LinearDType
+from shardwise.spec.dtype import LinearDType
 
 
 class Coefficients(NamedTuple):
@@ -68,9 +68,6 @@ class Coefficients(NamedTuple):
     # compiled blocks.
     block_host_s: float = 0.0
     compiled_launch: float = 1.0
-    # Attention kernels that a strategy may name instead of the software's, with their own values of
-    # the five coefficients of attention: a mapping by name. None where no kernels are known.
-    attention_kernels: Any = None
     # Factor on all predicted seconds, for the software of the run.
     level: float = 1.0
     # Seconds of low-bit matrix products relative to 16 bits, and the output width at which the cast
@@ -88,13 +85,6 @@ class Coefficients(NamedTuple):
         if dtype == "nvfp4":
             return self.nvfp4, self.nvfp4_cast_width
         return self.fp8, self.fp8_cast_width
-
-    def with_attention(self, kernel: str | None) -> Coefficients:
-        """These coefficients with the named attention kernel; unchanged for None or an unknown."""
-        if kernel is None or self.attention_kernels is None:
-            return self
-        own: Mapping[str, float] = self.attention_kernels.get(kernel, {})
-        return self._replace(**own) if own else self
 
     @property
     def without_latency(self) -> Coefficients:
@@ -140,6 +130,10 @@ class Hardware(NamedTuple):
         """The leading shape of results: () for one network, (n,) for a column of n networks."""
         return np.broadcast(self.link_bandwidth, self.network_bandwidth).shape[:-1]
 
+    # Attention kernels that a strategy may name instead of the software's: their own values of the
+    # coefficients of attention, by name.
+    attention_kernels: Mapping[str, Mapping[str, float]] = MappingProxyType({})
+
 
 def comparison_error() -> float:
     """Relative error of the predicted speed ratio of two configurations, in four of five pairs.
@@ -150,20 +144,7 @@ def comparison_error() -> float:
     return figure("step-comparison")
 
 
-def hardware_of(cluster: ClusterSpec, dtype: DType) -> Hardware | None:
-    """The rates of a cluster for compute in this dtype; None if peak or network is unknown."""
-    peak = cluster.device.peak_flops(dtype)
-    if peak is None or (cluster.nodes > 1 and cluster.network is None):
-        return None
-    return Hardware(
-        peak_flops=peak,
-        memory_bandwidth=cluster.device.memory_bandwidth,
-        link_bandwidth=cluster.device.link_bandwidth,
-        network_bandwidth=cluster.network or cluster.device.link_bandwidth,
-        devices_per_node=cluster.devices_per_node,
-        pod_nodes=cluster.pod_nodes or cluster.nodes,
-        oversubscription=cluster.oversubscription,
-        host_link=figure("host_link") * 1e9,
-        host_memory=figure("host_memory") * 1e9,
-        on_cpu=cluster.device.is_cpu,
-    )
+def with_attention(k: Coefficients, hardware: Hardware, kernel: str | None) -> Coefficients:
+    """The coefficients with the named attention kernel; unchanged for None or an unknown."""
+    own: Mapping[str, float] = hardware.attention_kernels.get(kernel, {}) if kernel else {}
+    return k._replace(**own) if own else k

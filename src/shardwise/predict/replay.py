@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from shardwise.predict.configurations import Configurations
-from shardwise.predict.kernels import coefficients_for
+from shardwise.predict.kernels import coefficients_for, hardware_of
 from shardwise.predict.program.events import (
     ROOT_UNIT,
     Alloc,
@@ -22,7 +22,6 @@ from shardwise.predict.program.events import (
 from shardwise.predict.program.prices import Prices
 from shardwise.predict.program.sizes import Sizes
 from shardwise.predict.program.step import step_program
-from shardwise.predict.rates import hardware_of
 from shardwise.predict.time import Streams
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job

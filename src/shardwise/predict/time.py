@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from shardwise.predict.configurations import Bools, Configurations, Floats, Ints
-from shardwise.predict.kernels import coefficients_for
+from shardwise.predict.kernels import coefficients_for, hardware_of
 from shardwise.predict.program.events import (
     COMMUNICATION,
     INNER_AXES,
@@ -30,7 +30,7 @@ from shardwise.predict.program.events import (
 )
 from shardwise.predict.program.prices import Prices
 from shardwise.predict.program.step import Steps, emit_steps
-from shardwise.predict.rates import Coefficients, Hardware, hardware_of
+from shardwise.predict.rates import Coefficients, Hardware
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DType
 from shardwise.spec.optimizer import Optimizer

@@ -161,6 +161,8 @@ def _settings(question: Question) -> dict[str, Any]:
         "precision": _lowercase(question.precision),
         "software": _lowercase(question.software),
         "loss": _lowercase(question.loss),
+        "states": _lowercase(question.states),
+        "offload": _lowercase(question.offload),
         "compile": question.compile,
         "lookup": PASTED,
     }

@@ -30,7 +30,7 @@ def catalogue() -> dict[str, Any]:
                 for name in known.model_names()
             ),
             *(
-                {"name": n, "size": show_count(kept_parameters(n)), "hub": traced.hub_names(n)}
+                {"name": n, "size": show_count(kept_parameters(n)), "hub": known.hub_names(n)}
                 for n in traced.names()
             ),
         ],

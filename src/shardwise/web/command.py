@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from shardwise.spec.states import offload_option, parse_offload
 from shardwise.web.question import Question
 
 # In the order of the command's help.
@@ -18,7 +19,7 @@ _OPTIONS = (
         "precision",
         "software",
     ),
-    *("objective", "tokens", "price", "deadline", "loss", "for_stack"),
+    *("objective", "tokens", "price", "deadline", "loss", "states", "for_stack"),
 )
 _USUAL = {"objective": "throughput"}
 _NAMES = {"for_stack": "for"}
@@ -46,6 +47,7 @@ def plan_command(question: Question) -> str:
         words.append("--exact-batch")
     if question.low_precision_reduce:
         words.append("--allow-low-precision-reduce")
+    words += offload_option(parse_offload(question.offload)).split()
     if question.compile is not None:
         words.append("--compile" if question.compile else "--no-compile")
     return shlex.join([*words, "-o", "run.toml"])

@@ -8,13 +8,23 @@ from urllib.parse import urlencode
 from shardwise.report.page.markup import element
 
 # Fields of the form by option; a colon separates the values for several fields.
-_VALUES = {"--adapter": ("adapter", "rank"), "--optimizer": ("optimizer",)}
-_FLAGS = ("--compile", "--allow-low-precision-reduce")
+_VALUES = {
+    "--adapter": ("adapter", "rank"),
+    "--optimizer": ("optimizer",),
+    "--states": ("states",),
+}
+_FLAGS = (
+    "--compile",
+    "--allow-low-precision-reduce",
+    "--offload-optimizer",
+    "--offload-activations",
+    "--offload",
+)
 _SHOWN = ("--global-batch",)
 _YES = "yes"
 _NAMED = re.compile(
     # Options at the start of a sentence belong together: only all of them make the run fit.
-    rf"(?<!>)(?P<option>{'|'.join(_VALUES)}) (?P<value>[a-z0-9-]+(:[0-9]+)?)"
+    rf"(?<!>)(?P<option>{'|'.join(_VALUES)}) (?P<value>[a-z0-9+-]+(:[0-9]+)?)"
     rf"|(?P<flag>{'|'.join(_FLAGS)})|(?P<shown>{'|'.join(_SHOWN)})"
     r"|(?P<other>--[a-z][a-z-]+)"
 )

@@ -53,6 +53,9 @@ class Question(Record):
     precision: Word | None = None
     software: Word | None = None
     loss: Word | None = None
+    states: Word | None = None
+    # What is kept in host memory: parameters, optimizer, activations, or several joined by a plus.
+    offload: Word | None = None
     compile: bool | None = None
     # A plan: what to look for, and within which limits.
     objective: Literal["throughput", "memory", "sequence", "money"] = "throughput"

@@ -39,7 +39,9 @@ def hub_presets() -> Mapping[str, str]:
 
 
 def hub_names(preset: str) -> list[str]:
-    """The names under which a hub has models of a preset's sizes; may be empty."""
+    """The names under which a hub has a model of the catalogue; may be empty."""
+    if preset in traced.names():
+        return traced.hub_names(preset)
     names: list[str] = entry("models.toml", preset).get("hub", [])
     return names
 

@@ -111,8 +111,7 @@ def fit(
     done = least_squares(residuals, base, loss="soft_l1", max_nfev=200)
     k = coefficients(done.x)
     errors = [one.predict(k, cluster(one)).step_s / one.step_s - 1 for one in observations]
-    k = k._replace(attention_kernels=None)
-    known = {name: float(value) for name, value in k._asdict().items() if value is not None}
+    known = {name: float(value) for name, value in k._asdict().items()}
     least = after_steps(
         cluster(observations[0]), regime_of(observations[0].units), len(observations)
     )

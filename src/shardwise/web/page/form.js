@@ -3,9 +3,12 @@
 const form = document.getElementById("question");
 const FIELDS = ["model", "config", "adapter", "rank", "instance", "device", "nodes", "per-node", "network", "seq-len",
   "global-batch", "optimizer", "precision", "objective", "for-stack", "compile",
-  "allow-low-precision-reduce", "tokens", "price", "deadline", "strategy", "micro-batch", "recompute", "loss", "offload"];
+  "allow-low-precision-reduce", "tokens", "price", "deadline", "strategy", "micro-batch", "recompute", "loss",
+  "states", "offload", "offload-optimizer", "offload-activations"];
 // Fields of a configuration of one's own; without a strategy they say nothing.
-const OWN = ["micro-batch", "recompute", "loss", "offload"];
+const OWN = ["micro-batch", "recompute", "loss"];
+// What each field of offload moves to the CPU.
+const OFFLOADS = { "offload": "parameters", "offload-optimizer": "optimizer", "offload-activations": "activations" };
 const field = (name) => form.elements.namedItem(name);
 // What an instance decides itself.
 const OF_INSTANCE = ["device", "per-node", "network"];
@@ -68,6 +71,8 @@ export function question() {
     precision: text("precision"),
     objective: text("objective"),
     for_stack: text("for-stack"),
+    states: text("states"),
+    offload: offloaded() || undefined,
     compile: text("compile") && true,
     low_precision_reduce: text("allow-low-precision-reduce") && true,
     tokens: text("tokens"),
@@ -76,13 +81,18 @@ export function question() {
   };
 }
 
+// What is offloaded, such as "optimizer+activations"; empty for nothing.
+function offloaded() {
+  return Object.keys(OFFLOADS).filter((name) => field(name).value !== "").map((name) => OFFLOADS[name]).join("+");
+}
+
 // The strategy that somebody wants to see; null to show the best one.
 export function ownConfiguration() {
   const kind = field("strategy").value;
   if (!kind) return null;
   const micro_batch = Number(field("micro-batch").value) || 1;
-  const offload = field("offload").value !== "";
-  return { kind, micro_batch, recompute: field("recompute").value || "none", loss: field("loss").value || "plain", offload };
+  const loss = field("loss").value || "plain";
+  return { kind, micro_batch, recompute: field("recompute").value || "none", loss, offload: offloaded() || false };
 }
 
 // Sets fields, as somebody would who filled them in; one without a value is only shown.
