@@ -64,7 +64,7 @@ def how_planned(name: str, architecture: str) -> str:
         return "formulas"
     try:
         config: Any = transformers.CONFIG_MAPPING[name]()
-        table = {**config.to_dict(), "model_type": name, "architectures": [architecture]}
+        table = {**completed(config.to_dict()), "model_type": name, "architectures": [architecture]}
         with time_limit(), torch.device("meta"):
             module: Any = model_from_config(table, name)
             longest = longest_sequence(table)
@@ -75,6 +75,20 @@ def how_planned(name: str, architecture: str) -> str:
     except Exception as error:
         return one_line(f"{type(error).__name__}: {error}")
     return "trace"
+
+
+def completed(table: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with the sizes that some classes leave open for published files to say."""
+    made = dict(table)
+    hidden, heads = table.get("hidden_size"), table.get("num_attention_heads")
+    if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+        if made.get("head_dim", 0) is None:
+            made["head_dim"] = hidden // heads
+        if made.get("num_key_value_heads", 0) is None:
+            made["num_key_value_heads"] = heads
+    if made.get("num_experts_per_tok", 0) is None:
+        made["num_experts_per_tok"] = 2
+    return made
 
 
 def one_line(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 from torch import nn
@@ -16,34 +17,36 @@ def find_blocks(module: nn.Module) -> dict[str, nn.Module]:
     """The repeated blocks by qualified name, in the order of the module.
 
     A block list is a ModuleList or Sequential of at least two members of one class that own
-    parameters. If there are lists of several classes, the blocks are those of the class with the
-    most parameters, and of others with at least a quarter as many (the encoder and the decoder of
-    Whisper). Lists inside another list are not counted.
+    parameters, or a ModuleList of a few classes, each of which comes several times (attention and
+    state-space layers of a hybrid). If there are lists of several kinds, the blocks are those of
+    the kind with the most parameters, and of others with at least a quarter as many (the encoder
+    and the decoder of Whisper). Lists inside another list are not counted.
     """
-    lists: dict[str, tuple[type, dict[str, nn.Module]]] = {}
+    lists: dict[str, tuple[frozenset[type], dict[str, nn.Module]]] = {}
     for name, child in module.named_modules():
         if not isinstance(child, (nn.ModuleList, nn.Sequential)) or len(child) < 2:
             continue
         if any(name.startswith(f"{outer}.") for outer in lists):
             continue
         members = {f"{name}.{key}" if name else key: m for key, m in child.named_children()}
-        classes = {type(member) for member in members.values()}
-        if len(classes) == 1 and all(_size(member) for member in members.values()):
-            lists[name] = (classes.pop(), members)
+        classes = Counter(type(member) for member in members.values())
+        repeats = isinstance(child, nn.ModuleList) and min(classes.values()) > 1
+        if (len(classes) == 1 or repeats) and all(_size(member) for member in members.values()):
+            lists[name] = (frozenset(classes), members)
     if not lists:
         raise SpecError(
             f"model: {type(module).__name__} has no list of repeated blocks (a ModuleList or "
             "Sequential of at least two members of one class); sharding it would gather the whole "
             "model at once"
         )
-    weight: dict[type, int] = {}
-    for cls, members in lists.values():
-        weight[cls] = weight.get(cls, 0) + sum(_size(member) for member in members.values())
+    weight: dict[frozenset[type], int] = {}
+    for kind, members in lists.values():
+        weight[kind] = weight.get(kind, 0) + sum(_size(member) for member in members.values())
     least = max(weight.values()) * _COMPARABLE
     return {
         name: member
-        for cls, members in lists.values()
-        if weight[cls] >= least
+        for kind, members in lists.values()
+        if weight[kind] >= least
         for name, member in members.items()
     }
 

@@ -90,6 +90,10 @@ def _text_part(
 def _built(made: Any, table: Mapping[str, Any], attention: tuple[str, ...]) -> nn.Module:
     """An instance with the first kind of attention that its class supports."""
     refused: ValueError | None = None
+    text = table.get("text_config")
+    if made.config_class.model_type != table.get("model_type") and isinstance(text, dict):
+        # A class of the text part alone.
+        table = text
     for kind in attention:
         config = made.config_class.from_dict(dict(table), attn_implementation=kind)
         config.use_cache = False

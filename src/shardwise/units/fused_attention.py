@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +13,18 @@ from shardwise.pytorch.private import EFFICIENT_ATTENTION, has_flex_attention
 from shardwise.units.recorder import Recorder
 
 _NAME = "shardwise_fused"
+# A context in which the attention of a module is recorded in one way.
+Attention = Callable[[nn.Module, Recorder], AbstractContextManager[None]]
+
+
+def own_attention(_: nn.Module, __: Recorder) -> AbstractContextManager[None]:
+    """A context in which a module attends as it does by itself, with a mask if it makes one."""
+    return nullcontext()
+
+
+def has_fused_attention(module: nn.Module) -> bool:
+    """Whether `fused_attention` changes anything in a module."""
+    return bool(_configs(module))
 
 
 @contextmanager
@@ -42,6 +54,8 @@ def fused_attention(module: nn.Module, recorder: Recorder) -> Iterator[None]:
         # What is added to scores and trained, such as relative positions, is no mask.
         trained = attention_mask is not None and attention_mask.requires_grad
         settings["dropout"] = 0.0
+        # FlashAttention and flex attention cap scores inside; the call below does not know it.
+        settings.pop("softcap", None)
         try:
             if value.shape[-1] != key.shape[-1]:
                 return _of_unequal_heads(query, key, value, settings.get("scaling")), None

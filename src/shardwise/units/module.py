@@ -5,12 +5,13 @@ Nothing is computed or allocated, so a module of any size can be traced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributions import Distribution
 from torch.func import functional_call
 
 from shardwise.pytorch.build import build_module
@@ -20,7 +21,12 @@ from shardwise.pytorch.private import DataDependentOutputException, FakeTensorMo
 from shardwise.spec.dtype import TORCH_NAMES, DType
 from shardwise.spec.lookup import Model
 from shardwise.spec.record import SpecError
-from shardwise.units.fused_attention import fused_attention
+from shardwise.units.fused_attention import (
+    Attention,
+    fused_attention,
+    has_fused_attention,
+    own_attention,
+)
 from shardwise.units.recorder import ROOT, Recorder
 from shardwise.units.repeated_blocks import repeated_blocks, skipping
 from shardwise.units.unit import ModelUnits, Parameter, Unit, frozen
@@ -63,11 +69,13 @@ def module_units(
     check_seq_len(module, seq_len)
     batch = TRACED_BATCHES[0] if inputs is not None else _batch(module, seq_len)
     parts = Parts(module)
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    skipped = repeated_blocks(module, parts.blocks)
+
+    def recorded(attention: Attention) -> Recorder:
+        """The recording of one batch, with `attention` in the place of the module's own."""
         kept = torch.float32 if autocast else TORCH_DTYPES[dtype]
         state = _fake_state(parts, kept, autocast, casts)
         example = _example(module, inputs, batch, seq_len, kept)
-        tokens = batch * seq_len
         recorder = Recorder(
             units=parts.owner,
             parameters={n: t for n, t in state.items() if n in parts.owner},
@@ -76,17 +84,37 @@ def module_units(
         )
         recorder.drops_layers = any(hasattr(part, "layerdrop") for part in module.modules())
         casting = torch.autocast("cpu", dtype=TORCH_DTYPES[dtype], enabled=autocast)
-        skipped = repeated_blocks(module, parts.blocks)
         names = {id(block): n for n, block in parts.blocks.items() if n not in skipped}
         with ExitStack() as entered:
+            entered.enter_context(_unvalidated_distributions())
             entered.enter_context(skipping(module, skipped))
             entered.enter_context(recorder.hooked(module, names))
-            entered.enter_context(fused_attention(module, recorder))
+            entered.enter_context(attention(module, recorder))
             entered.enter_context(recorder)
             entered.enter_context(casting)
             _run(module, state, example, recorder)
+        return recorder
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        try:
+            recorder = recorded(fused_attention)
+        except SpecError:
+            # Some models read the mask that a fused kernel goes without.
+            if not has_fused_attention(module):
+                raise
+            recorder = recorded(own_attention)
     named = name or type(module).__name__
-    return _units(parts, recorder, skipped, tokens, seq_len, named, casts)
+    return _units(parts, recorder, skipped, batch * seq_len, seq_len, named, casts)
+
+
+@contextmanager
+def _unvalidated_distributions() -> Iterator[None]:
+    """While entered, distributions do not check their arguments: without data there are none."""
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(__debug__)  # PyTorch's own default
 
 
 def _batch(module: nn.Module, seq_len: int) -> int:

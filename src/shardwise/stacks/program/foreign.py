@@ -107,17 +107,19 @@ def size(module: nn.Module) -> int:
 
 
 def find_blocks(model: nn.Module) -> list[Any]:
-    """The repeated blocks: lists of modules of the class with the most parameters."""
+    """The repeated blocks: lists of modules of the classes with the most parameters."""
     outer: list[str] = []
-    blocks: dict[type, list[nn.Module]] = {}
+    blocks: dict[frozenset[type], list[nn.Module]] = {}
     for name, module in model.named_modules():
         if not isinstance(module, (nn.ModuleList, nn.Sequential)) or len(module) < 2:
             continue
         inside = any(name.startswith(f"{other}.") for other in outer)
-        alike = len({type(member) for member in module}) == 1
-        if alike and all(map(size, module)) and not inside:
+        classes = [type(member) for member in module]
+        # Hybrids have layers of a few classes, each several times.
+        hybrid = isinstance(module, nn.ModuleList) and min(map(classes.count, classes)) > 1
+        if (len(set(classes)) == 1 or hybrid) and all(map(size, module)) and not inside:
             outer.append(name)
-            blocks.setdefault(type(module[0]), []).extend(module)
+            blocks.setdefault(frozenset(classes), []).extend(module)
     return max(blocks.values(), key=lambda found: sum(map(size, found)))
 
 
