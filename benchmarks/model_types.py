@@ -1,9 +1,9 @@
 """Which model types of the installed transformers can be planned, and how.
 
-    python -m benchmarks.model_types [KIND ...] [--write]
+    python -m benchmarks.model_types [KIND ...] [--write FILE]
 
 Each type is tried at the size of its configuration class, on the meta device. `--write` writes
-docs/reference/model-types.md.
+the tables as Markdown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from shardwise.spec.huggingface import longest_sequence
 from shardwise.spec.record import SpecError
 from shardwise.units.module import module_units
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "model-types.md"
 KINDS = {
     "causal language models": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "vision-language models": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
@@ -118,8 +117,7 @@ def page(tried: list[Tried]) -> str:
         "# Model types of transformers",
         "",
         f"Each model type of transformers {transformers.__version__}, tried at the size of its "
-        "configuration class without weights. `python -m benchmarks.model_types --write` writes "
-        "this page.",
+        "configuration class without weights.",
         "",
         "| kind | types | by formulas | by a trace | refused |",
         "|---|---:|---:|---:|---:|",
@@ -145,7 +143,7 @@ def page(tried: list[Tried]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kinds", nargs="*", default=list(KINDS))
-    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--write", type=Path)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     tried = []
@@ -155,7 +153,7 @@ def main() -> None:
             print(*tried[-1], sep=" | ", flush=True)
     print(page(tried).partition("\n## ")[0])
     if given.write:
-        PAGE.write_text(page(tried))
+        given.write.write_text(page(tried))
 
 
 if __name__ == "__main__":
