@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,76 @@ def test_allowed_names_become_records_and_are_never_imported(tmp_path: Path) -> 
     assert made.field("a") == 1
     assert made.field("b") is None
     assert not (tmp_path / "ran").exists()
+
+
+OURS = "tests.test_safe_pickle"
+
+
+class Layout(Enum):
+    """An enumeration whose first member a pickle may name."""
+
+    ROWS = 1
+    COLUMNS = 2
+
+
+def load_rows(data: bytes) -> Any:
+    """Read a pickle that may name this file's enumeration, and one member of it through getattr."""
+    is_allowed = {(OURS, "Layout"), (OURS, "Stateful")}.__contains__
+    return load_pickle(data, lambda *name: is_allowed(name), {(OURS, "Layout"): {"ROWS"}})
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_member_of_an_enumeration_is_read_in_both_forms(protocol: int) -> None:
+    """By getattr, as Python 3.11.2 pickles it, and by its value, as others do."""
+
+    class Member:
+        def __init__(self, *reduced: Any) -> None:
+            self.reduced = reduced
+
+        def __reduce__(self) -> Any:
+            return self.reduced
+
+    for how, argument in (((getattr, (Layout, "ROWS")), "ROWS"), ((Layout, (1,)), 1)):
+        data = pickle.dumps([Member(*how)], protocol=protocol)
+        assert pickle.loads(data) == [Layout.ROWS]
+        (found,) = load_rows(data)
+        assert (found.kind, found.arguments) == (Name(OURS, "Layout"), (argument,))
+
+
+GETATTR = b"cbuiltins\ngetattr\n"
+LAYOUT = b"c" + OURS.encode() + b"\nLayout\n"
+STATEFUL = b"c" + OURS.encode() + b"\nStateful\n"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        GETATTR + LAYOUT + text("COLUMNS") + b"\x86R",
+        GETATTR + LAYOUT + text("__init__") + b"\x86R",
+        GETATTR + STATEFUL + text("ROWS") + b"\x86R",
+        GETATTR + STATEFUL + b")\x81" + text("ROWS") + b"\x86R",
+        GETATTR + LAYOUT + b"K\x01\x85R" + text("ROWS") + b"\x86R",
+        GETATTR + GETATTR + text("__self__") + b"\x86R",
+        GETATTR + LAYOUT + text("ROWS") + b"N\x87R",
+        GETATTR + LAYOUT + b"\x85R",
+        GETATTR + LAYOUT + b"K\x01\x86R",
+        b"(" + GETATTR + LAYOUT + text("__class__") + b"o",
+        b"(" + LAYOUT + text("__class__") + b"ibuiltins\ngetattr\n",
+        # A state for the function itself: it must not lose its check to one of two fields.
+        GETATTR + b"N}" + text("__new__") + STATEFUL + b"s\x86b",
+        LAYOUT + b"N}" + text("kind") + b"K\x01s\x86b",
+        b"cbuiltins\nsetattr\n" + LAYOUT + text("ROWS") + b"K\x01\x87R",
+    ],
+)
+def test_getattr_gives_nothing_but_allowed_members(call: bytes) -> None:
+    with pytest.raises(UnsafePickleError):
+        load_rows(b"\x80\x04" + call + b".")
+
+
+def test_without_members_there_is_no_getattr() -> None:
+    call = GETATTR + LAYOUT + text("ROWS") + b"\x86R"
+    assert load_rows(b"\x80\x04" + call + b".").arguments == ("ROWS",)
+    assert refused(b"\x80\x04" + call + b".").reference == "builtins.getattr"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import struct
@@ -14,7 +15,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed.checkpoint as dcp  # noqa: E402
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata  # noqa: E402
+from torch.distributed.checkpoint.metadata import (  # noqa: E402
+    _MEM_FORMAT_ENCODING,
+    Metadata,
+    TensorStorageMetadata,
+)
 
 from shardwise.checkpoint.foreign.metadata import read_metadata  # noqa: E402
 from shardwise.checkpoint.format.paths import UntrustedError  # noqa: E402
@@ -59,6 +64,24 @@ def test_it_says_what_torch_says(genuine: bytes) -> None:
 def test_every_protocol_that_torch_may_use(genuine: bytes, protocol: int) -> None:
     again = pickle.dumps(pickle.loads(genuine), protocol=protocol)
     assert read_metadata(again) == read_metadata(genuine)
+
+
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_metadata_of_every_python_3_11(genuine: bytes, protocol: int) -> None:
+    """Python 3.11.2 pickles the memory format as a call of getattr, 3.11.7 does not."""
+    for named in (True, False):
+
+        class Writer(pickle.Pickler):
+            def reducer_override(self, value: Any, named: bool = named) -> Any:
+                if not isinstance(value, _MEM_FORMAT_ENCODING):
+                    return NotImplemented
+                kind = type(value)
+                return (getattr, (kind, value.name)) if named else (kind, (value.value,))
+
+        file = io.BytesIO()
+        Writer(file, protocol).dump(pickle.loads(genuine))
+        assert (b"getattr" in file.getvalue()) == named
+        assert read_metadata(file.getvalue()) == read_metadata(genuine)
 
 
 def tensor_entry(metadata: Metadata, name: str) -> TensorStorageMetadata:
@@ -166,6 +189,11 @@ HOSTILE = {
     "fields of a list": b"\x80\x04]}b.",
     "fields twice": b"\x80\x02" + known("Metadata") + b")\x81}b}b.",
     "metadata without fields": b"\x80\x02" + known("Metadata") + b")\x81.",
+    "member that is not there": b"\x80\x02cbuiltins\ngetattr\n"
+    + known("_MEM_FORMAT_ENCODING") + b"\x8c\x08__init__\x86R.",
+    "member of another class": b"\x80\x02cbuiltins\ngetattr\n"
+    + known("Metadata") + b"\x8c\x17TORCH_CONTIGUOUS_FORMAT\x86R.",
+    "getattr itself": b"\x80\x02cbuiltins\ngetattr\n.",
     "persistent": b"\x80\x04\x8c\x01xQ.",
     "instance": b"\x80\x02(ios\nmkdir\n.",
     "extension": b"\x80\x02\x82\x01.",

@@ -13,7 +13,7 @@ import io
 import pickle
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 # Longest tuple inside a tuple: without a limit, nested tuples could take forever to hash.
@@ -86,39 +86,74 @@ def _allow_everything(module: str, name: str) -> bool:
     return True
 
 
+# Members of the enumerations that a pickle may name, by module and class.
+Members = Mapping[tuple[str, str], Collection[str]]
+# What protocols call getattr. Python 3.11.2 pickles a member of an enumeration as its call.
+_GETATTR = (("builtins", "getattr"), ("__builtin__", "getattr"))
+
+
+def _member_getter(members: Members) -> type[Record]:
+    """The class that stands for getattr: it gives these members, and nothing else."""
+
+    class MemberGetter(Record):
+        __slots__ = ()
+        kind = Name(*_GETATTR[0])
+
+        def __new__(cls, *arguments: Any) -> Any:
+            owner, name = arguments
+            is_class = isinstance(owner, type) and issubclass(owner, Record)
+            if is_class and type(name) is str and name in members.get(owner.kind, ()):
+                return owner(name)
+            raise _refusal(cls.kind)
+
+    return MemberGetter
+
+
+def _refusal(name: Name) -> UnsafePickleError:
+    """The error of a pickle that names a class or function that is not allowed."""
+    return UnsafePickleError(
+        f"would import {str(name)!r} if it were unpickled; refused", reference=str(name)
+    )
+
+
 class _Reader(pickle.Unpickler):
     """Replaces every class or function that a pickle names with a subclass of `Record`."""
 
-    def __init__(self, file: Any, is_allowed: Callable[[str, str], bool]) -> None:
+    def __init__(self, file: Any, is_allowed: Callable[[str, str], bool], members: Members) -> None:
         super().__init__(file)
         self._is_allowed = is_allowed
+        self._member_getter = _member_getter(members) if members else None
         self._kinds: dict[Name, type[Record]] = {}
 
     def find_class(self, module: str, name: str) -> Any:
         """The subclass of `Record` for a name; raise UnsafePickleError if it is not allowed."""
-        if not self._is_allowed(module, name):
-            reference = f"{module}.{name}"[:100]
-            raise UnsafePickleError(
-                f"would import {reference!r} if it were unpickled; refused", reference=reference
-            )
+        if self._member_getter and (module, name) in _GETATTR:
+            return self._member_getter
         wanted = Name(module, name)
+        if not self._is_allowed(module, name):
+            raise _refusal(wanted)
         if wanted not in self._kinds:
             members = {"__slots__": (), "kind": wanted}
             self._kinds[wanted] = type("Record", (Record,), members)
         return self._kinds[wanted]
 
 
-def load_pickle(data: bytes, is_allowed: Callable[[str, str], bool] = _allow_nothing) -> Any:
+def load_pickle(
+    data: bytes,
+    is_allowed: Callable[[str, str], bool] = _allow_nothing,
+    members: Members | None = None,
+) -> Any:
     """Return the value that `data` describes; raise UnsafePickleError.
 
     `is_allowed(module, name)` decides which names may occur; by default none, so that the result
-    is plain data.
+    is plain data. `members` may be taken from their enumerations by `getattr`: each becomes a
+    record of its enumeration with its name as argument.
     """
     _read_in_child(data)
-    return _read(data, is_allowed)
+    return _read(data, is_allowed, members or {})
 
 
-def _read(data: bytes, is_allowed: Callable[[str, str], bool]) -> Any:
+def _read(data: bytes, is_allowed: Callable[[str, str], bool], members: Members) -> Any:
     """Return the value that `data` describes, without limits; raise UnsafePickleError."""
     # Buffered, so that the reader reads ahead instead of calling for every instruction.
     file = io.BufferedReader(io.BytesIO(data))
@@ -126,7 +161,7 @@ def _read(data: bytes, is_allowed: Callable[[str, str], bool]) -> Any:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        found = _Reader(file, is_allowed).load()
+        found = _Reader(file, is_allowed, members).load()
     except (UnsafePickleError, MemoryError):
         raise
     except Exception:  # invalid instructions raise errors of many types
@@ -198,7 +233,7 @@ def _read_within_limits(memory: int, seconds: int) -> int:
     gc.disable()
     gc.freeze()
     try:
-        value = _read(data, _allow_everything)  # noqa: F841 (alive while tuples are looked at)
+        value = _read(data, _allow_everything, {})  # noqa: F841 (alive while tuples are looked at)
         nested = _nests_tuples()
     except UnsafePickleError:
         return _INVALID

@@ -31,6 +31,14 @@ _KNOWN_CLASSES = {
     ("pathlib._local", "WindowsPath"),
     ("collections", "OrderedDict"),
 }
+# Enumerations in genuine metadata, and their members.
+_MEMBERS = {
+    (f"{_TORCH_MODULE}.metadata", "_MEM_FORMAT_ENCODING"): {
+        "TORCH_CONTIGUOUS_FORMAT",
+        "TORCH_CHANNELS_LAST",
+        "TORCH_PRESERVE_FORMAT",
+    }
+}
 _PieceKey = tuple[str, tuple[int, ...] | None]
 _Chunks = dict[_PieceKey, tuple[int, ...]]
 
@@ -42,7 +50,7 @@ def read_metadata(data: bytes) -> CheckpointContent:
     Raises UntrustedError if the metadata is invalid.
     """
     try:
-        found = load_pickle(data, _is_known)
+        found = load_pickle(data, _is_known, _MEMBERS)
     except UnsafePickleError as error:
         raise UntrustedError(str(error)) from None
     if not _is_record_of(found, "Metadata"):
