@@ -25,8 +25,10 @@ from shardwise.predict.rates import comparison_error
 from shardwise.spec.catalogue import figure
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import find_cluster, find_model
+from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
+from shardwise.units.division import Division, problems_of_division
 
 
 def chosen(found: Plan) -> Candidate:
@@ -59,6 +61,16 @@ def test_a_ring_is_taken_where_there_are_too_few_heads() -> None:
     found = degrees(asked("llama-3.1-70b", "512x8xH100-SXM@400Gbps", 2**17), Space())
     for pair in found:
         assert pair.ring == ((64 // pair.tensor) % pair.context > 0)
+
+
+@pytest.mark.parametrize(
+    ("model", "expert", "divided"),
+    [("mixtral-8x7b", 8, True), ("mixtral-8x7b", 16, False), ("llama-3-8b", 2, False)],
+)
+def test_experts_are_divided_evenly(model: str, expert: int, divided: bool) -> None:
+    spec = find_model(model)
+    assert isinstance(spec, ModelSpec)
+    assert (problems_of_division(spec, Division(expert=expert), 4096) == []) == divided
 
 
 @pytest.mark.parametrize("model", ["gpt2", "mixtral-8x7b"])

@@ -49,6 +49,35 @@ def test_single_is_one_device() -> None:
         resolved("single", devices=2)
 
 
+def test_experts_are_divided_within_the_devices_of_one_copy() -> None:
+    """Expert parallelism is a view of shard x context: the number of devices stays."""
+    strategy = resolved("zero3:8 ep4")
+    assert (strategy.devices, strategy.mesh.states, strategy.expert) == (16, 8, 4)
+    assert strategy.shorthand == "zero3:8 ep4"
+    assert parse_strategy(strategy.shorthand) == {"kind": "zero3", "shard": 8, "expert": 4}
+    assert resolved("zero3:4 cp2 ep8").expert == 8
+    assert resolved("hsdp ep8").mesh.states == 8
+    assert strategy.as_kind("zero2").expert == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("ddp ep2", {}),
+        ("single ep2", {}),
+        ("zero3:8 ep3", {}),
+        ("zero3 ep32", {}),
+        ("hsdp ep16", {}),
+        ("zero3 tp2 ep2", {}),
+        ("zero3 ep2", {"reshard_after_forward": 2}),
+        ("zero3 ep2", {"offload": True}),
+    ],
+)
+def test_what_experts_cannot_be_combined_with(text: str, settings: dict[str, object]) -> None:
+    with pytest.raises(SpecError, match="expert"):
+        Strategy.read({**parse_strategy(text), **settings}).resolve(16, 8)
+
+
 def test_degrees_must_fill_the_cluster() -> None:
     with pytest.raises(SpecError, match="groups of 3 do not divide 16 devices; use 1, 2, 4 or 8$"):
         resolved("zero3:3")

@@ -30,6 +30,7 @@ AXES: tuple[dict[str, Any], ...] = (
     {"tensor": 2, "sequence_parallel": False},
     {"context": 2, "context_method": "ring"},
     {"context": 2, "context_method": "ulysses"},
+    {"expert": 2},
 )
 FACTORS = {"optimizer": OPTIMIZERS, "state": STATES, "loss": LOSSES, "adapter": ADAPTERS,
            "axis": AXES}  # fmt: skip
@@ -40,11 +41,11 @@ WITHOUT_FIELDS = ("python", "lightning")
 
 
 def possible(case: Chosen) -> bool:
-    """Divided matrices divide the loss by vocabulary, divided sequences need sharded states."""
+    """Divided matrices divide the loss by vocabulary; sequences and experts need sharded states."""
     axis = case.get("axis", {})
     if "tensor" in axis and case.get("loss") == "chunked":
         return False
-    return not ("context" in axis and case.get("state") == "ddp")
+    return not ({"context", "expert"} & set(axis) and case.get("state") == "ddp")
 
 
 def run_of(

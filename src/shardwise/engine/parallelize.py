@@ -116,6 +116,8 @@ def _check_can_run(strategy: Strategy, device: torch.device) -> None:
             f"strategy.attention: {strategy.attention} is planned and exported, not trained; leave "
             "it out, or export the run"
         )
+    if strategy.expert > 1:
+        raise SpecError("strategy.expert: expert parallelism is not trained yet; leave it out")
     if strategy.linear_dtype is not None:
         raise SpecError(
             f"strategy.linear_dtype: products in {strategy.linear_dtype} are planned, not trained; "

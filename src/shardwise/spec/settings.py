@@ -60,6 +60,7 @@ class StrategySettings(FixedSettings, total=False):
     within_node: bool | None
     context: int | None
     context_method: ContextMethod | None
+    expert: int | None
     tensor: int | None
     sequence_parallel: bool | None
     tensor_across_nodes: bool | None

@@ -34,13 +34,13 @@ SHORTHANDS = ("single", "ddp", "zero1", "zero2", "zero3", "hsdp")
 # Synonyms.
 _ALIASES = {"fsdp": "zero3", "fsdp2": "zero3", "none": "single"}
 _SHORTHAND = re.compile(r"(zero[123]):([0-9]{1,7})")
-# Degrees after the kind, such as `zero3:8 tp4 cp2`.
-_DEGREE = re.compile(r"(tp|cp)([0-9]{1,7})")
-_DEGREES = {"tp": "tensor", "cp": "context"}
+# Degrees after the kind, such as `zero3:8 tp4 cp2 ep8`.
+_DEGREE = re.compile(r"(tp|cp|ep)([0-9]{1,7})")
+_DEGREES = {"tp": "tensor", "cp": "context", "ep": "expert"}
 
 
 # Fields that a shorthand sets.
-PLACEMENT = ("kind", "shard", "replicate", "context", "tensor", "within_node",
+PLACEMENT = ("kind", "shard", "replicate", "context", "tensor", "expert", "within_node",
              "reshard_after_forward", "reshard_after_backward", "grad_sync")  # fmt: skip
 
 
@@ -59,7 +59,8 @@ class Strategy(Record):
       micro-batch per step it is the same run as zero2.
 
     Each of them can be combined with tensor parallelism, which divides every matrix among devices
-    that compute together, and the zero kinds with context parallelism, which divides sequences.
+    that compute together, and the zero kinds with context parallelism, which divides sequences,
+    and expert parallelism, which sends tokens to the devices that hold their experts.
 
     Unset fields take the value that is right for the kind; `resolve` fills in the degrees.
     """
@@ -72,6 +73,9 @@ class Strategy(Record):
     # Degree of context parallelism, and how attention sees full sequences.
     context: PositiveInt = 1
     context_method: ContextMethod = "ulysses"
+    # Degree of expert parallelism: devices of a group that shares one copy of the model states
+    # (shard x context) that divide the experts among them. It takes no devices of its own.
+    expert: PositiveInt = 1
     # Degree of tensor parallelism, and whether activations between matrices are divided too.
     tensor: PositiveInt = 1
     sequence_parallel: StrictBool = True
@@ -185,6 +189,7 @@ class Strategy(Record):
         if self.loss_kernel == "cut_cross_entropy" and self.param_dtype not in ("bf16", "fp16"):
             problems.append("loss_kernel 'cut_cross_entropy' needs param_dtype 'bf16' or 'fp16'")
         problems += self._problems_of_inner_axes() + self._problems_of_low_bits()
+        problems += self._problems_of_experts()
         problems += self._problems_of_states()
         if problems:
             raise ValueError("; ".join(problems))
@@ -243,6 +248,31 @@ class Strategy(Record):
             problems.append("context parallelism needs fused attention; leave attention out")
         if self.tensor_across_nodes and self.tensor == 1:
             problems.append("tensor_across_nodes means nothing without tensor parallelism")
+        return problems
+
+    def _problems_of_experts(self) -> list[str]:
+        """Inconsistent settings of expert parallelism, one text each."""
+        if self.expert == 1:
+            return []
+        problems = []
+        if not self.sharded:
+            problems.append("expert parallelism needs sharding; choose zero1, zero2 or zero3")
+        if self.shard is not None and self.mesh.states % self.expert:
+            problems.append(
+                f"expert {self.expert} must divide the {self.mesh.states} devices that share one "
+                "copy of the model states (shard x context)"
+            )
+        if self.tensor > 1:
+            problems.append(
+                "expert parallelism does not run with tensor parallelism; leave one out"
+            )
+        if type(self.reshard_after_forward) is int:
+            problems.append(
+                "with expert parallelism reshard_after_forward must be true or false, not a group "
+                "size"
+            )
+        if self.offload is not False:
+            problems.append("expert parallelism does not run with offload; leave one out")
         return problems
 
     @property
@@ -394,13 +424,14 @@ class Strategy(Record):
 
     def __str__(self) -> str:
         groups = f" in {self.replicate} groups of {self.shard}" if self.hybrid else ""
-        return f"{self.kind}{groups}{self.mesh.in_words}"
+        experts = f" × expert {self.expert}" if self.expert > 1 else ""
+        return f"{self.kind}{groups}{self.mesh.in_words}{experts}"
 
     @property
     def shorthand(self) -> str:
-        """The layout as `parse_strategy` reads it: "ddp", "zero3:8", "zero3 cp2 tp8"."""
+        """The layout as `parse_strategy` reads it: "ddp", "zero3:8", "zero3 cp2 tp8 ep4"."""
         groups = f":{self.shard}" if self.hybrid else ""
-        degrees = {"cp": self.context, "tp": self.tensor}
+        degrees = {"cp": self.context, "tp": self.tensor, "ep": self.expert}
         inner = "".join(f" {name}{degree}" for name, degree in degrees.items() if degree > 1)
         return f"{self.kind}{groups}{inner}"
 
@@ -422,8 +453,8 @@ _DEFAULT_SYNC: dict[Kind, GradSync] = {
 def parse_strategy(text: str) -> dict[str, object]:
     """Strategy fields from a shorthand; raises SpecError if it cannot be read.
 
-    `ddp`, `zero3`, `hsdp` or `zero3:8` (shard degree 8), followed by degrees such as `tp4` and
-    `cp2`.
+    `ddp`, `zero3`, `hsdp` or `zero3:8` (shard degree 8), followed by degrees such as `tp4`, `cp2`
+    and `ep8`.
     """
     name, *degrees = text.strip().lower().split() or [""]
     name = _ALIASES.get(name, name)
@@ -444,6 +475,6 @@ def parse_strategy(text: str) -> dict[str, object]:
         return found
     raise SpecError(
         f"strategy: cannot read {text[:60]!r}; write one of {', '.join(SHORTHANDS)}, or zero3:8 "
-        "for groups of 8, and behind it tp4 or cp2 for tensor or context parallelism"
+        "for groups of 8, and behind it tp4, cp2 or ep8 for tensor, context or expert parallelism"
         f"{did_you_mean(name, SHORTHANDS)}"
     )

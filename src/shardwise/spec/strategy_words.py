@@ -274,8 +274,9 @@ def _loss(strategy: Strategy) -> str:
 
 
 def _inner_axes_words(strategy: Strategy) -> str:
-    """Words for unusual forms of tensor and context parallelism; empty if usual."""
+    """Words for expert parallelism and unusual forms of tensor and context parallelism."""
     return _join_words(
+        f"expert {strategy.expert}" if strategy.expert > 1 else "",
         "no sequence parallelism" if strategy.tensor > 1 and not strategy.sequence_parallel else "",
         "tensor groups across nodes" if strategy.tensor_across_nodes else "",
         "ring attention" if strategy.context > 1 and strategy.context_method == "ring" else "",

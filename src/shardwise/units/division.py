@@ -1,9 +1,9 @@
-"""Tensor and context parallelism: how devices divide a model and its sequences.
+"""Tensor, context and expert parallelism: how devices divide a model and its sequences.
 
 Tensor parallelism divides matrices: attention heads, the width of the MLP, the vocabulary. With
 sequence parallelism, activations between matrices are divided along the sequence. Context
 parallelism divides sequences: attention then exchanges tokens for heads (Ulysses), or passes keys
-and values around (ring).
+and values around (ring). Expert parallelism divides the experts of a mixture.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ Operation = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]
 
 
 class Division(NamedTuple):
-    """Degrees of tensor and context parallelism, and how each is done."""
+    """Degrees of tensor, context and expert parallelism, and how each is done."""
 
     tensor: int = 1
     # Sequence parallelism: activations between matrices are divided along the sequence.
     sequence: bool = True
     context: int = 1
     method: ContextMethod = "ulysses"
+    expert: int = 1
 
     @classmethod
     def of(cls, strategy: Strategy) -> Division:
@@ -36,6 +37,7 @@ class Division(NamedTuple):
             strategy.sequence_parallel or strategy.tensor == 1,
             strategy.context,
             strategy.context_method if strategy.context > 1 else "ulysses",
+            strategy.expert,
         )
 
     @property
@@ -98,7 +100,7 @@ def join_exchanges(exchanges: Sequence[Exchange]) -> tuple[Exchange, ...]:
 def problems_of_division(model: ModelSpec, division: Division, seq_len: int) -> list[str]:
     """Reasons why a model cannot be divided in this way, one sentence each; empty if it can."""
     tensor, context = division.tensor, division.context
-    problems = []
+    problems = _problems_of_experts(model, division.expert)
     if max(tensor, context) > 1 and model.experts is not None:
         return ["strategy: mixtures of experts are trained without tensor and context parallelism"]
     if max(tensor, context) > 1 and model.adapter is not None:
@@ -124,6 +126,20 @@ def problems_of_division(model: ModelSpec, division: Division, seq_len: int) -> 
     if context > 1:
         problems += _problems_of_context(model, division, seq_len)
     return problems
+
+
+def _problems_of_experts(model: ModelSpec, expert: int) -> list[str]:
+    """Reasons why expert parallelism cannot divide the experts of a model."""
+    if expert == 1:
+        return []
+    if model.experts is None:
+        return [f"strategy.expert: {model.name} has no experts to divide; set it to 1"]
+    if model.experts % expert:
+        return [
+            f"strategy.expert: {expert} does not divide the {model.experts} experts of "
+            f"{model.name}; choose a degree that does"
+        ]
+    return []
 
 
 def _problems_of_context(model: ModelSpec, division: Division, seq_len: int) -> list[str]:

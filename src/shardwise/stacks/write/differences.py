@@ -38,6 +38,10 @@ WHOLE_ACTIVATIONS = Rule(
 TENSOR_INSIDE = Rule(
     ("tensor_across_nodes",), "the devices of a tensor group are neighbours, inside a node"
 )
+# For stacks whose file Shardwise writes without expert parallelism.
+UNDIVIDED_EXPERTS = Rule(
+    ("expert",), "the exported file divides no experts: every device gathers all of a layer"
+)
 # For stacks with ring attention.
 RING = Rule(
     ("context_method",),
@@ -128,6 +132,7 @@ def _by_rules(
     for rule in (
         *rules,
         TENSOR_INSIDE,
+        UNDIVIDED_EXPERTS,
         PLAIN_LOSS,
         LOW_BITS,
         ATTENTION,

@@ -45,9 +45,9 @@ def applied(run: RunSpec) -> Strategy:
 
 
 def in_script(strategy: Strategy) -> Strategy:
-    """The strategy without what no script has: split root, fused loss (in chunks), attention."""
+    """The strategy without what no script has, such as a split root; a fused loss is in chunks."""
     loss = "chunked" if strategy.loss == "fused" else strategy.loss
-    return strategy.but(split_root=False, loss=loss, attention=None)
+    return strategy.but(split_root=False, loss=loss, attention=None, expert=1)
 
 
 def _description(run: RunSpec, command: str) -> str:

@@ -27,6 +27,11 @@ def unsupported_by_step(run: RunSpec) -> tuple[str, ...]:
     found = [*_model(run), *_data(run)]
     if run.strategy.split_root:
         found.append("split_root = true: embedding and head are gathered with the root, all step.")
+    if run.strategy.expert > 1:
+        found.append(
+            f"expert = {run.strategy.expert}: the script divides no experts, every device gathers "
+            "all of a layer."
+        )
     if run.strategy.states is not None:
         found.append("states = bf16+stochastic: updates are rounded to nearest.")
     if run.strategy.offloads("optimizer"):
