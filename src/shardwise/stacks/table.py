@@ -2,18 +2,27 @@
 
 A row is one setting: its key in the file, its field in a run, and how to convert their values. Rows
 are written in order. When a row is read, the fields set by earlier rows are known. Keys that mean
-something only together are a `Code`.
+something only together are a `Code`. Dots in a key name tables inside the file, such as
+`tensor_parallel.autotp_size`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from shardwise.spec.run import RunSpec
 from shardwise.stacks.outcomes import ABSENT
-from shardwise.stacks.read.imported import Reading, boolean, finite_number, positive_integer
+from shardwise.stacks.read.imported import (
+    Reading,
+    boolean,
+    finite_number,
+    list_unknown,
+    positive_integer,
+    subtable,
+)
 
 # Values that switch a setting off.
 _INERT: tuple[object, ...] = (None, False, 0, [], {}, "")
@@ -25,36 +34,50 @@ class Form(NamedTuple):
     ABSENT, returned by either function, means: set or write nothing.
     """
 
-    # From the file's table and the key to the field's value.
-    read: Callable[[Mapping[str, object], str], Any]
+    # From the table with the key, the key, and what errors put before it, to the field's value.
+    read: Callable[[Mapping[str, object], str, str], Any]
     write: Callable[[Any], Any] = lambda value: value
 
 
 def boolean_form(ours: object) -> Form:
     """A form for a boolean key: true sets the field to `ours`, and only `ours` is written."""
     return Form(
-        lambda table, key: ours if boolean(table, key, otherwise=False) else ABSENT,
+        lambda table, key, where: ours if boolean(table, key, False, where) else ABSENT,
         lambda value: True if value == ours else ABSENT,
     )
-
-
-COUNT = Form(lambda table, key: _value_or_absent(positive_integer(table, key)))
-NUMBER = Form(lambda table, key: _value_or_absent(finite_number(table, key)))
-# Number of steps; 0 and -1 mean that epochs decide, and set nothing.
-STEPS = Form(
-    lambda table, key: (
-        ABSENT if table.get(key) in (0, -1) else _value_or_absent(positive_integer(table, key))
-    )
-)
-# A random seed below 2**63; any other value sets nothing.
-SEED = Form(
-    lambda table, key: seed if type(seed := table.get(key)) is int and 0 <= seed < 2**63 else ABSENT
-)
 
 
 def _value_or_absent(value: object) -> Any:
     """The value, or ABSENT for None."""
     return ABSENT if value is None else value
+
+
+def _above_one(value: int | None) -> Any:
+    """The value, or ABSENT for None and 1."""
+    return ABSENT if value in (None, 1) else value
+
+
+COUNT = Form(lambda table, key, where: _value_or_absent(positive_integer(table, key, where)))
+# Number of devices that share something; 1 means that they do not, and neither sets nor writes.
+DEGREE = Form(
+    lambda table, key, where: _above_one(positive_integer(table, key, where)),
+    _above_one,
+)
+NUMBER = Form(lambda table, key, where: _value_or_absent(finite_number(table, key, where)))
+# Number of steps; 0 and -1 mean that epochs decide, and set nothing.
+STEPS = Form(
+    lambda table, key, where: (
+        ABSENT
+        if table.get(key) in (0, -1)
+        else _value_or_absent(positive_integer(table, key, where))
+    )
+)
+# A random seed below 2**63; any other value sets nothing.
+SEED = Form(
+    lambda table, key, where: (
+        seed if type(seed := table.get(key)) is int and 0 <= seed < 2**63 else ABSENT
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -72,8 +95,12 @@ class Row:
     default: Any = ABSENT
     # The field's value for `default`, if it differs from `default`.
     ours: Any = ABSENT
-    # If a run has no such setting: the reason, which is reported.
+    # Other fields that a given key sets, without a note.
+    also: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # If a run has no such setting: the reason, which is reported; and the values that switch the
+    # setting off, besides those that are false or empty.
     why: str = ""
+    inert: tuple[object, ...] = ()
     # The end of the note for a key that is given; None: no note.
     more: str | None = ""
     # Whether to read the row, given what earlier rows have set; None: always.
@@ -87,34 +114,43 @@ class Row:
         """Set the field in `reading` from the key in `table`, or its default if absent."""
         if self.key in reading.undecided or (self.when is not None and not self.when(reading)):
             return
-        if table.get(self.key) is None:
-            # Another part of the file may have settled the field.
-            if self.default is not ABSENT and not reading.has(self.field):
-                if self.ours is ABSENT:
-                    reading.default(self.key, {self.field: self.default})
-                else:
-                    reading.default(self.key, {self.field: self.ours}, self.default)
+        path, _, key = self.key.rpartition(".")
+        for name in path.split(".") if path else ():
+            table = subtable(table, name)
+        if table.get(key) is None:
+            self._take_default(reading)
         elif self.why:
-            value = table[self.key]
-            if value is True or value not in _INERT:
-                reading.lose(self.key, self.why)
+            value = table[key]
+            if value is True or value not in (*_INERT, *self.inert):
+                reading.lose(key, self.why)
         else:
-            self._take(table, reading)
+            self._take(table, key, f"{path}." if path else "", reading)
 
-    def _take(self, table: Mapping[str, object], reading: Reading) -> None:
+    def _take_default(self, reading: Reading) -> None:
+        """Set the field to the stack's default, if there is one."""
+        # Another part of the file may have settled the field.
+        if self.default is not ABSENT and not reading.has(self.field):
+            if self.ours is ABSENT:
+                reading.default(self.key, {self.field: self.default})
+            else:
+                reading.default(self.key, {self.field: self.ours}, self.default)
+
+    def _take(self, table: Mapping[str, object], key: str, where: str, reading: Reading) -> None:
         """Set the field from a key that is given and has a counterpart in a run."""
         if self.read is not None:
-            self.read(table, self.key, reading)
+            self.read(table, key, reading)
             return
-        value = ABSENT if self.form is None else self.form.read(table, self.key)
-        if value is ABSENT and table[self.key] == "auto":
-            reading.lose(self.field, f"{self.key} is not a number in this file")
+        value = ABSENT if self.form is None else self.form.read(table, key, where)
+        if value is ABSENT and table[key] == "auto":
+            reading.lose(self.field, f"{key} is not a number in this file")
         elif value is ABSENT:
             return
         elif self.more is None:
             reading.set(self.field, value)
         else:
-            reading.given(self.key, {self.field: value}, why=self.more)
+            reading.given(key, {self.field: value}, why=self.more)
+        for name, other in self.also.items():
+            reading.set(name, other)
 
     def written(self, run: RunSpec) -> dict[str, Any]:
         """The key and its value for a run; empty if nothing is written."""
@@ -137,7 +173,7 @@ class Code:
     read: Callable[[Mapping[str, object], Reading], None] | None = None
     write: Callable[[RunSpec], Mapping[str, Any]] | None = None
     # The stack's values for keys that are absent.
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def read_into(self, table: Mapping[str, object], reading: Reading) -> None:
         """Read all keys from `table` and set fields in `reading`."""
@@ -162,7 +198,12 @@ def write_rows(rows: Table, run: RunSpec) -> dict[str, Any]:
     """The keys and values of the stack's file for a run, in the order of the rows."""
     table: dict[str, Any] = {}
     for row in rows:
-        table |= row.written(run)
+        for key, value in row.written(run).items():
+            *path, last = key.split(".")
+            inside = table
+            for name in path:
+                inside = inside.setdefault(name, {})
+            inside[last] = value
     return table
 
 
@@ -170,6 +211,25 @@ def keys_of(rows: Table) -> tuple[str, ...]:
     """The keys of all rows in the file, in order, each once."""
     named = (row.keys if isinstance(row, Code) else (row.key,) for row in rows)
     return tuple(dict.fromkeys(key for keys in named for key in keys))
+
+
+def list_unknown_keys(
+    rows: Table,
+    table: Mapping[str, object],
+    reading: Reading,
+    others: Mapping[str, tuple[str, ...]],
+) -> None:
+    """Report keys of `table` and of tables in it that no row reads and `others` does not list.
+
+    `others` is by table inside the file, with "" for the file itself: keys that no plan depends on.
+    """
+    keys = keys_of(rows)
+    for name, more in others.items():
+        where, inside = f"{name}." if name else "", table
+        for part in name.split(".") if name else ():
+            inside = subtable(inside, part)
+        known = (key[len(where) :].partition(".")[0] for key in keys if key.startswith(where))
+        list_unknown(reading, inside, dict.fromkeys((*known, *more)), where)
 
 
 def with_changed_rows(rows: Table, changes: Mapping[str, Mapping[str, Any]]) -> Table:

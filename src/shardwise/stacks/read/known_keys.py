@@ -38,55 +38,48 @@ ACCELERATE_DEEPSPEED = (
 )  # fmt: skip
 DYNAMO = ("backend", "use_regional_compilation", "mode", "use_dynamic", "use_fullgraph")
 
-DEEPSPEED = (
-    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
-    "zero_optimization", "bf16", "bfloat16", "fp16", "torch_autocast", "communication_data_type",
-    "data_types", "gradient_clipping", "optimizer", "scheduler", "activation_checkpointing",
-    "pipeline", "tensor_parallel", "sequence_parallel_size", "expert_parallel",
-    "prescale_gradients", "gradient_predivide_factor", "compression_training", "sparse_attention",
-    "sparse_gradients", "amp", "progressive_layer_drop", "curriculum_learning", "data_efficiency",
-    "eigenvalue", "hybrid_engine", "compile",
-    # About what is printed, written down and checked.
-    "steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "log_level",
-    "flops_profiler", "comms_logger", "tensorboard", "wandb", "csv_monitor", "comet", "checkpoint",
-    "elasticity", "autotuning", "aio", "nebula", "dataloader_drop_last", "disable_python_gc",
-    "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
-    "seq_parallel_communication_data_type", "use_node_local_storage", "vocabulary_size",
-    "managed_gradient_accumulation", "use_data_before_expert_parallelism", "disable_allgather",
-)  # fmt: skip
-TENSOR_PARALLEL = ("autotp_size", "tp_overlap_comm", "tp", "tensor_parallel", "preset_model",
-                   "partition_config", "dtype")  # fmt: skip
-ZERO = (
-    "stage", "zero_hpz_partition_size", "mics_shard_size", "offload_optimizer", "offload_param",
-    "cpu_offload", "cpu_offload_params", "cpu_offload_param", "zero_quantized_weights",
-    "zero_quantized_gradients", "zero_quantized_nontrainable_weights", "zenflow",
-    # Bucket sizes and orders: Shardwise gathers by FSDP unit instead.
-    "allgather_bucket_size", "allgather_partitions", "reduce_bucket_size", "reduce_scatter",
-    "overlap_comm", "contiguous_gradients", "sub_group_size", "round_robin_gradients",
-    "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
-    "stage3_model_persistence_threshold", "stage3_max_live_parameters",
-    "stage3_max_reuse_distance", "stage3_module_granularity_threshold",
-    "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential",
-    "use_multi_rank_bucket_allreduce", "memory_efficient_linear", "leaf_module",
-    "mics_hierarchical_params_gather", "parameter_alignment",
-    # About loading, saving and checking.
-    "stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save",
-    "cpu_offload_use_pin_memory", "elastic_checkpoint", "load_from_fp32_weights",
-    "ignore_unused_parameters", "legacy_stage1", "override_module_apply", "compute_grad_norm",
-    "pipeline_loading_checkpoint", "log_trace_cache_warnings", "enable_sanity_checks",
-    "save_muon_momentum_buffer_in_memory",
-)  # fmt: skip
-OFFLOAD = ("device", "pin_memory", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu",
-           "ratio", "fast_init", "pipeline", "pipeline_read", "pipeline_write",
-           "cpuadam_cores_perc", "super_offload")  # fmt: skip
-PRECISION = (
-    "enabled", "bf16_master_weights_and_grads", "bf16_optimizer_states",
-    "fp16_master_weights_and_grads", "dtype",
-    # About the scale of the loss and about checks.
-    "auto_cast", "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis",
-    "consecutive_hysteresis", "min_loss_scale", "check_grad_overflow", "immediate_grad_update",
-    "lower_precision_safe_modules",
-)  # fmt: skip
+# Keys of a DeepSpeed JSON that no plan depends on, by table inside it; rows name the others.
+DEEPSPEED: dict[str, tuple[str, ...]] = {
+    "": (
+        # About what is printed, written down and checked.
+        "wall_clock_breakdown", "memory_breakdown", "dump_state", "log_level",
+        "flops_profiler", "comms_logger", "tensorboard", "wandb", "csv_monitor", "comet",
+        "checkpoint", "elasticity", "autotuning", "aio", "nebula", "dataloader_drop_last",
+        "disable_python_gc", "zero_force_ds_cpu_optimizer", "seq_parallel_communication_data_type",
+        "use_node_local_storage", "vocabulary_size", "managed_gradient_accumulation",
+        "use_data_before_expert_parallelism", "disable_allgather",
+    ),
+    "zero_optimization": (
+        # Bucket sizes and orders: Shardwise gathers by FSDP unit instead.
+        "allgather_bucket_size", "allgather_partitions", "reduce_bucket_size", "sub_group_size",
+        "round_robin_gradients", "stage3_model_persistence_threshold", "stage3_max_reuse_distance",
+        "stage3_module_granularity_threshold", "stage3_use_all_reduce_for_fetch_params",
+        "stage3_allgather_sequential", "use_multi_rank_bucket_allreduce",
+        "memory_efficient_linear", "leaf_module", "mics_hierarchical_params_gather",
+        "parameter_alignment",
+        # About loading, saving and checking.
+        "stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save",
+        "cpu_offload_use_pin_memory", "elastic_checkpoint", "load_from_fp32_weights",
+        "ignore_unused_parameters", "legacy_stage1", "override_module_apply", "compute_grad_norm",
+        "pipeline_loading_checkpoint", "log_trace_cache_warnings", "enable_sanity_checks",
+        "save_muon_momentum_buffer_in_memory",
+    ),
+    **dict.fromkeys(
+        ("zero_optimization.offload_optimizer", "zero_optimization.offload_param"),
+        ("pin_memory", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "ratio",
+         "fast_init", "pipeline", "pipeline_read", "pipeline_write", "cpuadam_cores_perc",
+         "super_offload"),
+    ),
+    **dict.fromkeys(
+        ("bf16", "bfloat16", "fp16", "torch_autocast"),
+        # About the scale of the loss and about checks.
+        ("auto_cast", "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis",
+         "consecutive_hysteresis", "min_loss_scale", "check_grad_overflow",
+         "immediate_grad_update", "lower_precision_safe_modules"),
+    ),
+    "tensor_parallel": ("tp_overlap_comm", "tp", "tensor_parallel", "preset_model",
+                        "partition_config", "dtype"),
+}  # fmt: skip
 
 TRAINER = (
     # Read, or listed as unsupported.

@@ -6,12 +6,14 @@ import json
 from typing import Any
 
 from shardwise.spec.model import ModelSpec
-from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
-from shardwise.spec.train import TrainSettings
+from shardwise.stacks.deepspeed.recipe import OPTIMIZERS
+from shardwise.stacks.deepspeed.table import INSIDE_ARGUMENTS, WRITTEN
+from shardwise.stacks.deepspeed.zero import stage_of
 from shardwise.stacks.outcomes import Difference, Differences
-from shardwise.stacks.read.deepspeed import AUTOCAST, KINDS, OPTIMIZERS, read
+from shardwise.stacks.read.deepspeed import read
+from shardwise.stacks.table import write_rows
 from shardwise.stacks.write.differences import (
     WHOLE_ACTIVATIONS,
     Comparison,
@@ -82,7 +84,7 @@ _SCRIPT_RULES = (
 
 def export(run: RunSpec, target: Target = DEFAULT_TARGET) -> Exported:
     """The run as JSON for `deepspeed --deepspeed_config`."""
-    table = _table(run)
+    table = write_rows(WRITTEN, run)
     if table["zero_optimization"]["stage"] == 3 and isinstance(run.model, ModelSpec):
         size = run.strategy.prefetch * _block_parameters(run)
         table["zero_optimization"]["stage3_prefetch_bucket_size"] = size
@@ -96,7 +98,7 @@ def export(run: RunSpec, target: Target = DEFAULT_TARGET) -> Exported:
 
 def applied(run: RunSpec) -> Strategy:
     """The strategy of a run as DeepSpeed runs it."""
-    return _comparison(run, _table(run)).applied
+    return _comparison(run, write_rows(WRITTEN, run)).applied
 
 
 def _comparison(run: RunSpec, table: dict[str, Any]) -> Comparison:
@@ -110,41 +112,6 @@ def _comparison(run: RunSpec, table: dict[str, Any]) -> Comparison:
     return compare(run, read(table).strategy, (hybrid, *_RULES), by_script, _SCRIPT_RULES)
 
 
-def _stage(run: RunSpec) -> int:
-    """The ZeRO stage, 0 to 3; ZeRO-3 that keeps parameters gathered is stage 2."""
-    strategy = run.strategy
-    if not strategy.sharded:
-        return 0
-    if strategy.kind == "zero3" and strategy.reshard_after_forward is False:
-        return 2
-    return KINDS.index(strategy.kind)
-
-
-def _table(run: RunSpec) -> dict[str, Any]:
-    """The keys and values of the JSON."""
-    strategy = run.strategy
-    samples = strategy.micro_batch * strategy.accumulate * strategy.data_parallel
-    table: dict[str, Any] = {
-        "train_batch_size": samples,
-        "train_micro_batch_size_per_gpu": strategy.micro_batch,
-        "gradient_accumulation_steps": strategy.accumulate,
-        "zero_optimization": _zero(run),
-        **_precision(run),
-        **_tensor(strategy),
-    }
-    if strategy.context > 1:
-        table["sequence_parallel_size"] = strategy.context
-    if run.train is not None:
-        table["gradient_clipping"] = run.train.clip_norm
-        table["optimizer"] = _optimizer(run.job.optimizer, run.train)
-        table["scheduler"] = _scheduler(run.train)
-        table["steps_per_print"] = run.train.log_every
-        # Without it DeepSpeed refuses to shard optimizers that it has not tested.
-        if run.job.optimizer in ("sgd", "momentum"):
-            table["zero_allow_untested_optimizer"] = True
-    return table
-
-
 def config_for_trainer(run: RunSpec) -> dict[str, Any]:
     """The DeepSpeed configuration to pass as `deepspeed` of TrainingArguments.
 
@@ -152,18 +119,7 @@ def config_for_trainer(run: RunSpec) -> dict[str, Any]:
     """
     automatic = ("train_batch_size", "train_micro_batch_size_per_gpu",
                  "gradient_accumulation_steps", "gradient_clipping")  # fmt: skip
-    return {
-        "zero_optimization": _zero(run),
-        **_precision(run),
-        **_tensor(run.strategy),
-        **dict.fromkeys(automatic, "auto"),
-    }
-
-
-def _tensor(strategy: Strategy) -> dict[str, Any]:
-    """The keys of tensor parallelism; empty without it."""
-    # https://www.deepspeed.ai/tutorials/autotp-training
-    return {"tensor_parallel": {"autotp_size": strategy.tensor}} if strategy.tensor > 1 else {}
+    return {**write_rows(INSIDE_ARGUMENTS, run), **dict.fromkeys(automatic, "auto")}
 
 
 def _axes_in_script(strategy: Strategy) -> list[Difference]:
@@ -177,26 +133,6 @@ def _axes_in_script(strategy: Strategy) -> list[Difference]:
     return [Difference(ulysses, about="Context parallelism")]
 
 
-def _zero(run: RunSpec) -> dict[str, Any]:
-    """The section `zero_optimization`."""
-    strategy, stage = run.strategy, _stage(run)
-    table: dict[str, Any] = {"stage": stage}
-    if stage:
-        table |= {"overlap_comm": True, "contiguous_gradients": True, "reduce_scatter": True}
-    if stage == 3:
-        group = strategy.reshard_after_forward
-        if strategy.hybrid:
-            table["zero_hpz_partition_size"] = strategy.shard
-        elif isinstance(group, int) and not isinstance(group, bool):
-            table["zero_hpz_partition_size"] = group
-    moves = strategy.offloads("parameters")
-    if moves or (strategy.offloads("optimizer") and stage):
-        table["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-        if moves and stage == 3:
-            table["offload_param"] = {"device": "cpu", "pin_memory": True}
-    return table
-
-
 def _block_parameters(run: RunSpec) -> int:
     """The number of parameters of the largest block."""
     from shardwise.units.load import load_units
@@ -205,60 +141,9 @@ def _block_parameters(run: RunSpec) -> int:
     return max(unit.numel for unit in units.blocks)
 
 
-def _precision(run: RunSpec) -> dict[str, Any]:
-    """The keys about dtypes."""
-    strategy = run.strategy
-    low = strategy.param_dtype
-    if low == strategy.master_dtype == "bf16" and strategy.sharded:
-        kept = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
-        reduce = strategy.reduce_dtype
-        return {"bf16": {"enabled": True, **kept}, "communication_data_type": reduce}
-    if low not in AUTOCAST or strategy.master_dtype != "fp32":
-        return {}
-    if not strategy.sharded:
-        # Parameters stay in fp32, as Shardwise keeps them under DDP.
-        return {"torch_autocast": {"enabled": True, "dtype": AUTOCAST[low]}}
-    return {
-        low: {"enabled": True},
-        "communication_data_type": strategy.reduce_dtype,
-        "data_types": {"grad_accum_dtype": "fp32"},
-    }
-
-
-def _optimizer(kind: Optimizer, train: TrainSettings) -> dict[str, Any]:
-    """The section `optimizer`; AdamW if DeepSpeed does not have the optimizer."""
-    name, more = OPTIMIZERS.get(kind, OPTIMIZERS["adamw"])
-    settings: dict[str, object] = {"lr": train.learning_rate, "weight_decay": train.weight_decay}
-    if kind in ("sgd", "momentum"):
-        settings["momentum"] = train.momentum if kind == "momentum" else 0.0
-    else:
-        settings["betas"] = [train.beta1, train.beta2]
-    if kind not in ("sgd", "momentum", "lion"):
-        settings["eps"] = train.epsilon
-    return {"type": name, "params": {**settings, **more}}
-
-
-def _scheduler(train: TrainSettings) -> dict[str, Any]:
-    """The section `scheduler`."""
-    warmup: dict[str, object] = {
-        # DeepSpeed warms up over 2 steps at least.
-        "warmup_num_steps": max(1, train.warmup_steps),
-        "warmup_type": "linear",
-    }
-    if train.schedule == "constant":
-        rates = {"warmup_min_lr": 0.0, "warmup_max_lr": train.learning_rate}
-        return {"type": "WarmupLR", "params": {**rates, **warmup}}
-    if train.schedule == "linear":
-        rates = {"warmup_min_lr": 0.0, "warmup_max_lr": train.learning_rate}
-        decay = {"total_num_steps": train.steps, **rates, **warmup}
-        return {"type": "WarmupDecayLR", "params": decay}
-    settings = {"total_num_steps": train.steps, "cos_min_ratio": train.final_learning_rate}
-    return {"type": "WarmupCosineLR", "params": {**settings, "warmup_min_ratio": 0.0, **warmup}}
-
-
 def _other_differences(run: RunSpec) -> list[Difference]:
     """Differences that are not about a field of the strategy."""
-    stage, train = _stage(run), run.train
+    stage, train = stage_of(run), run.train
     differences = Differences()
     if stage in (1, 2):
         differences.add(

@@ -14,7 +14,7 @@ from shardwise.spec.optimizer_sharding import (
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.stacks import training_arguments
-from shardwise.stacks.read import deepspeed
+from shardwise.stacks.deepspeed import recipe as of_deepspeed
 from shardwise.stacks.write import torchtitan
 from shardwise.stacks.write.python import settings as of_script
 
@@ -25,7 +25,7 @@ _OF: dict[str, Collection[str]] = {
     "trl": training_arguments.OPTIMIZERS,
     "llama-factory": training_arguments.OPTIMIZERS,
     "axolotl": training_arguments.AXOLOTL_OPTIMIZERS,
-    "deepspeed": deepspeed.OPTIMIZERS,
+    "deepspeed": of_deepspeed.OPTIMIZERS,
     "torchtitan": torchtitan.OPTIMIZERS,
     "megatron-bridge": ("adamw",),
     "lightning": of_script.OPTIMIZERS,
