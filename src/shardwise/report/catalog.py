@@ -14,17 +14,20 @@ from shardwise.spec.instance import Instance, find_instance, instances
 from shardwise.spec.quantity import show_count, show_gib
 from shardwise.spec.record import SpecError, did_you_mean
 from shardwise.spec.software import find_software, software_names
+from shardwise.units.active import active_parameters
 from shardwise.units.decoder import decoder_units
-from shardwise.units.kept_trace import kept_parameters
+from shardwise.units.kept_trace import longest_units
+from shardwise.units.unit import ModelUnits
 
 _MODEL_COLUMNS = (
     Column("name", "name", left=True),
     Column("parameters", "parameters", show_count),
+    Column("active", "active", show_count),
     Column("family", "family", left=True),
     Column("layers", "layers"),
     Column("hidden", "hidden"),
     Column("heads", "heads"),
-    Column("kv_heads", "KV heads"),
+    Column("kv_heads", "KV heads", on_screen=False),
     Column("vocab", "vocab"),
     Column("max_positions", "positions", on_screen=False),
 )
@@ -80,8 +83,17 @@ def _models(name: str | None) -> list[dict[str, Any]]:
     found = []
     for spec in specs:
         units = decoder_units(spec, min(spec.max_positions, 2048))
-        found.append({**spec.model_dump(mode="json", exclude_none=True), "parameters": units.numel})
+        fields = spec.model_dump(mode="json", exclude_none=True)
+        found.append({**fields, **_counts(units, spec.experts_per_token)})
     return found if name is not None else [*found, *map(_traced_model, traced.names())]
+
+
+def _counts(units: ModelUnits, experts_per_token: int | None) -> dict[str, int]:
+    """The parameters of a model, and of a mixture of experts those that a token uses."""
+    counts = {"parameters": units.parameters}
+    if experts_per_token is not None:
+        counts["active"] = active_parameters(units, experts_per_token)
+    return counts
 
 
 def _traced_model(name: str) -> dict[str, Any]:
@@ -104,8 +116,8 @@ def _traced_model(name: str) -> dict[str, Any]:
     }
     made = traced.trace(name)["made_with"]
     family = str(config["model_type"])
-    parameters = kept_parameters(name)
-    return {"name": name, "family": family, **found, "parameters": parameters, "trace": made}
+    counts = _counts(longest_units(name), sizes.get("num_experts_per_tok"))
+    return {"name": name, "family": family, **found, **counts, "trace": made}
 
 
 def _devices(name: str | None) -> list[dict[str, Any]]:
@@ -161,7 +173,7 @@ def section_table(section: str, found: list[dict[str, Any]]) -> Table:
 
 
 def _model_cells(entry: dict[str, Any]) -> list[Cell]:
-    return [Cell(entry[column.key]) for column in _MODEL_COLUMNS]
+    return [Cell(entry.get(column.key)) for column in _MODEL_COLUMNS]
 
 
 def _device_cells(entry: dict[str, Any]) -> list[Cell]:

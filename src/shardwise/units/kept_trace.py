@@ -82,10 +82,15 @@ def kept_units(name: str, seq_len: int, variant: str) -> ModelUnits | None:
 
 def kept_parameters(name: str) -> int:
     """The number of parameters of a model of the catalogue with a kept trace."""
+    return longest_units(name).parameters
+
+
+def longest_units(name: str) -> ModelUnits:
+    """The units of a model of the catalogue at the longest sequence of its kept trace."""
     table = next(iter(traced.trace(name)["traces"].values()))
     units = units_from(table, table["at"][-1]["seq_len"])
     assert units is not None
-    return units.parameters
+    return units
 
 
 def without_superfluous(table: dict[str, Any], tolerance: float = 1e-9) -> dict[str, Any]:
