@@ -5,5 +5,5 @@
 
 The tables are read from ../shared/validation/kernels, outside the project. One file per form:
 `attention`, `products` (matmuls and grouped matmuls), `moved` (element-wise operations, casts and
-losses) and `collectives`. The forms themselves are those of `shardwise.spec.kernels`.
+losses), `collectives` and `dispatch`. The forms themselves are those of `shardwise.spec.kernels`.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks.kernels import attention, collectives, moved, products
+from benchmarks.kernels import attention, collectives, dispatch, moved, products
 from benchmarks.kernels.file import PAGE, PATH, differences, page_of, text_of
 from benchmarks.kernels.report import lines, markdown
 from benchmarks.kernels.study import Result, Skipped, Study
@@ -18,6 +18,7 @@ FORMS = (
     products.head_studies,
     moved.studies,
     collectives.studies,
+    dispatch.studies,
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from itertools import pairwise
 from typing import Any
@@ -13,11 +14,13 @@ from shardwise.spec import catalogue
 from shardwise.spec.kernels import (
     AttentionKernel,
     CollectiveKernel,
+    DispatchKernel,
     GroupedKernel,
     Kernel,
     MovedKernel,
     ProductKernel,
     all_kernels,
+    distinct_groups,
     kernel_devices,
     kernels_of,
     read_kernels,
@@ -85,6 +88,21 @@ ROWS: list[tuple[tuple[str, ...], tuple[Any, ...], dict[str, Any], float]] = [
     (("H100-SXM", "collective", "all-gather"), (MEGA / 4, 8), {}, 0.0136),
     # Azure on 8 H200: 2 GiB.
     (("H200-SXM", "collective", "all-reduce in the switch"), (2048 * MEGA, 8), {}, 7.9525),
+    # aws-samples on 8 GPUs with 4,096 tokens of 7,168: 321.89 GB/s, tokens that stay included.
+    (("H100-SXM", "dispatch", "DeepEP, combine"), (4096, 321.89e9 * 0.96524e-3), {}, 0.96524),
+    (
+        ("H100-SXM", "dispatch", "DeepEP, dispatch", "fp8"),
+        (4096, 320.68e9 * 0.49958e-3),
+        {},
+        0.49958,
+    ),
+    # DeepSeek on 4 nodes: 57 GB/s, of which three of four go to another node.
+    (
+        ("H100-SXM", "dispatch", "DeepEP, combine between nodes"),
+        (4096, 211.4e6 * 3 / 4),
+        {},
+        211.4e6 / 57e9 * 1e3,
+    ),
 ]
 
 
@@ -95,6 +113,16 @@ def test_a_form_gives_a_published_row_within_its_spread(
     kernel = kernel_of(*named)
     off = math.log(measured_ms * 1e-3 / kernel.seconds(*arguments, **options))
     assert abs(off) <= 2 * kernel.spread
+
+
+def test_a_token_goes_to_as_many_ranks_as_a_count_of_all_choices_says() -> None:
+    """Six experts of two ranks each: every choice of three, one by one."""
+    choices = list(itertools.combinations(range(6), 3))
+    hit = [len({expert // 2 for expert in choice}) for choice in choices]
+    assert distinct_groups(6, 3, 3) == pytest.approx(sum(hit) / len(choices), rel=1e-12)
+    # All experts on one rank; and as many ranks as experts.
+    assert distinct_groups(128, 8, 1) == 1.0
+    assert distinct_groups(128, 8, 128) == pytest.approx(8.0, rel=1e-12)
 
 
 # ---- what the forms promise -----------------------------------------------------------------
@@ -124,6 +152,8 @@ def test_nothing_is_faster_than_the_data_sheet(device: str) -> None:
                 seconds = [kernel.seconds(work, n) for n in kernel.ranks]
                 work_at_least = min(kernel.wire(1.0, n) for n in kernel.ranks)
                 seconds = [one / work_at_least for one in seconds]
+            case DispatchKernel():
+                seconds = [kernel.seconds(tokens, work) for tokens in (1, 2**20)]
         assert all((one >= work / kernel.peak * (1 - 1e-9)).all() for one in seconds), kernel
 
 

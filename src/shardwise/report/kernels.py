@@ -18,6 +18,7 @@ TITLES = {
     "cast": "Casts",
     "loss": "Losses",
     "collective": "Collectives of one node",
+    "dispatch": "Dispatch to experts",
 }
 
 
@@ -143,6 +144,15 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
         _SPREAD,
         _fitted("bytes", _bytes),
     ),
+    "dispatch": (
+        _KERNEL,
+        Column("ranks", "ranks", _ranks),
+        Column("share", "of link", _share),
+        _CALL,
+        Column("token_s", "a token", lambda seconds: f"{1e9 * seconds:.0f} ns"),
+        _SPREAD,
+        _fitted("bytes", _bytes),
+    ),
 }
 _NOTES = {
     "attention": "Of peak: causal, heads of 128, of the pass named; half of it at so many tokens. "
@@ -153,7 +163,11 @@ _NOTES = {
     "and combining take as long as the products.",
     "collective": "The faster of two: large messages take a share of the link and a set-up (+), "
     "small ones a smaller share. Both take a call and hops.",
+    "dispatch": "A token goes once to each rank with one of its experts, and between nodes once to "
+    "each other node; there the share is of the network.",
 }
+# Families whose kernels differ by dtype.
+_BY_DTYPE = ("attention", "matmul", "grouped", "dispatch")
 _ENDS = ("fitted_from", "fitted_to")
 _SUMMARY_COLUMNS = (
     Column("device", "device", left=True),
@@ -232,7 +246,7 @@ def _family_table(family: str, kernels: Sequence[Kernel]) -> Table:
     for kernel, row in zip(kernels, values, strict=True):
         cells = [_cell(_COLUMNS[family][place], row[place]) for place in shown]
         # Most kernels run in bf16; any other dtype is shown with the name.
-        if kernel.dtype not in ("bf16", "any") and family in ("attention", "matmul", "grouped"):
+        if kernel.dtype not in ("bf16", "any") and family in _BY_DTYPE:
             cells[0] = Cell(kernel.kernel, f"{kernel.kernel} ({kernel.dtype})")
         table.add(*cells)
     return table

@@ -9,6 +9,7 @@ published measurements of kernels. Seconds follow from shapes and the peak or ra
   call and the factor (1 + routed_width / width)
 - element-wise, cast and loss: call + bytes / (share * rate)
 - collective: the faster of a protocol for small messages and one for large ones
+- dispatch: call + a time per token + bytes / (share * link or network)
 
 Arguments may be numbers or numpy arrays. `predict/kernels.py` predicts steps with them.
 """
@@ -31,7 +32,15 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Family = Literal[
-    "attention", "matmul", "grouped", "head", "elementwise", "cast", "loss", "collective"
+    "attention",
+    "matmul",
+    "grouped",
+    "head",
+    "elementwise",
+    "cast",
+    "loss",
+    "collective",
+    "dispatch",
 ]
 Passes = Literal["forward", "apart", "together"]
 
@@ -117,6 +126,30 @@ def collective_s(
     large, small = setup_s + slower / share, slower / small_share
     # The minimum of both, which also works for arrays without importing numpy.
     return call_s + hop_s * peers + 0.5 * (large + small - abs(large - small))
+
+
+def distinct_groups(experts: int, chosen: int, groups: int) -> float:
+    """Mean number of `groups` of equally many experts that hold one of a token's `chosen` experts.
+
+    Every choice of different experts is as likely as any other.
+    """
+    others = experts - experts // groups
+    missed = 1.0
+    for taken in range(chosen):
+        missed *= max(0, others - taken) / (experts - taken)
+    return groups * (1.0 - missed)
+
+
+def dispatch_s(
+    tokens: Numbers,
+    moved: Numbers,
+    rate: Numbers,
+    share: Numbers,
+    call_s: Numbers,
+    token_s: Numbers = 0.0,
+) -> Numbers:
+    """Seconds to send a rank's `tokens` to their experts or back, `moved` bytes with all copies."""
+    return call_s + token_s * tokens + moved / (share * rate)
 
 
 # ---- records --------------------------------------------------------------------------------
@@ -282,6 +315,26 @@ class CollectiveKernel(Kernel):
         )
 
 
+class DispatchKernel(Kernel):
+    """Dispatch or combine of tokens among the ranks that divide the experts."""
+
+    family: Literal["dispatch"] = "dispatch"
+    ranks: tuple[int, ...]
+    # Of the link inside a node; of the network if `between_nodes`.
+    share: Share
+    call_s: NonNegative
+    token_s: NonNegative = 0.0
+    between_nodes: bool = False
+
+    def seconds(self, tokens: Numbers, moved: Numbers) -> Numbers:
+        """Seconds of one pass over `tokens` tokens of a rank, `moved` bytes with all copies.
+
+        A token goes once to each rank with one of its experts (`distinct_groups`), and between
+        nodes once to each other node.
+        """
+        return dispatch_s(tokens, moved, self.peak, self.share, self.call_s, self.token_s)
+
+
 _RECORDS: dict[str, type[Kernel]] = {
     "attention": AttentionKernel,
     "matmul": ProductKernel,
@@ -291,6 +344,7 @@ _RECORDS: dict[str, type[Kernel]] = {
     "cast": MovedKernel,
     "loss": MovedKernel,
     "collective": CollectiveKernel,
+    "dispatch": DispatchKernel,
 }
 FAMILIES: tuple[str, ...] = get_args(Family)
 
