@@ -26,6 +26,7 @@ RUNS: dict[str, RunSpec] = {
     "llama_2": large(model="llama-2-13b", job={"seq_len": 4096}),
     "qwen_4b": large(model="qwen3-4b"),
     "qwen_moe": large(model="qwen3-30b-a3b"),
+    "experts": large(model="qwen3-30b-a3b", strategy={"kind": "zero3", "expert": 8}),
     "custom": tiny(
         strategy={"kind": "zero2", "recompute": "full", "compile": True},
         train={

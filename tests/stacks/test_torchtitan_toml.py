@@ -87,15 +87,15 @@ def test_low_bits_come_from_converters() -> None:
 
 def test_what_is_unknown_or_without_counterpart_is_listed() -> None:
     found = read(
-        parallelism={"pipeline_parallel_degree": 2, "expert_parallel_degree": 4},
+        parallelism={"pipeline_parallel_degree": 2},
         optimizer={"name": "Muon"},
         lr_scheduler={"decay_ratio": 0.2},
         training={"sequence_length": 1},
         model={"flavor": "debugmodel"},
     )
     lost = {one.key for one in found.outcomes if one.is_lost}
-    assert lost == {"pipeline_parallel_degree", "expert_parallel_degree", "optimizer.name",
-                    "decay_ratio", "training.sequence_length", "flavor"}  # fmt: skip
+    assert lost == {"pipeline_parallel_degree", "optimizer.name", "decay_ratio",
+                    "training.sequence_length", "flavor"}  # fmt: skip
 
 
 def test_other_toml_files_are_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from shardwise.stacks.write.optimizers import optimizers_of, trains
 
 Value = TypeVar("Value")
 
-# Parallelism that a stack offers and that no Strategy of Shardwise can express.
+# Parallelism that a stack offers and that no search of Shardwise tries.
 LEAVES_OUT: dict[str, tuple[Parallelism, ...]] = {
     "megatron-bridge": ("pipeline", "expert"),
     "torchtitan": ("pipeline", "expert"),

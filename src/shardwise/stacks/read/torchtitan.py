@@ -6,6 +6,7 @@ from typing import Any
 
 from shardwise.spec.dtype import TORCH_NAMES
 from shardwise.spec.strategy import Strategy
+from shardwise.stacks.experts import set_experts
 from shardwise.stacks.read.imported import Imported, Reading, finite_number, set_optimizer
 from shardwise.stacks.read.source import Call, Script, unused_reason
 from shardwise.stacks.read.titan_recipe import set_lengths, set_model, set_recipe
@@ -28,6 +29,7 @@ def read(script: Script) -> Imported:
     )
     read_layout(parallelism, reading)
     read_training(training, reading)
+    read_experts(parallelism, reading)
     _optimizer(script, reading)
     set_lengths(_settled(training, ("seq_len", "steps"), reading), reading)
     schedule = _of_class(script, "LRSchedulersContainer").keywords
@@ -115,10 +117,15 @@ def _inner_axes(call: Call, reading: Reading) -> int:
     if context > 1:
         reading.given("context_parallel_degree", {"context": context}, why=": ring attention")
         reading.strategy["context_method"] = "ring"
-    for key in ("pipeline_parallel_degree", "expert_parallel_degree"):
-        if _count(call, key, 1, reading) > 1:
-            reading.lose(key, "Shardwise has no counterpart")
+    if _count(call, "pipeline_parallel_degree", 1, reading) > 1:
+        reading.lose("pipeline_parallel_degree", "Shardwise has no counterpart")
     return tensor * context
+
+
+def read_experts(call: Call, reading: Reading) -> None:
+    """Read the expert degree from the arguments of ParallelismConfig, after everything else."""
+    key = "expert_parallel_degree"
+    set_experts(reading, key, max(1, _count(call, key, 1, reading)))
 
 
 def read_training(call: Call, reading: Reading) -> None:

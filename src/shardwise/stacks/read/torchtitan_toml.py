@@ -17,7 +17,7 @@ from shardwise.stacks.read.imported import (
 )
 from shardwise.stacks.read.source import Call
 from shardwise.stacks.read.titan_recipe import set_lengths, set_model, set_recipe
-from shardwise.stacks.read.torchtitan import OPTIMIZERS, read_layout, read_training
+from shardwise.stacks.read.torchtitan import OPTIMIZERS, read_experts, read_layout, read_training
 
 VERSION = "0.2.2"
 _SECTIONS = ("training", "parallelism", "activation_checkpoint", "lr_scheduler")
@@ -71,9 +71,11 @@ def read(table: Mapping[str, object]) -> Imported:
     list_unknown(reading, table, (*KNOWN, *_OTHERS))
     parts = {name: _part(table, name, reading) for name in KNOWN}
     model, training = parts["model"], parts["training"]
-    read_layout(Call("ParallelismConfig", (), parts["parallelism"]), reading)
+    parallelism = Call("ParallelismConfig", (), parts["parallelism"])
+    read_layout(parallelism, reading)
     # Loss parallelism, and sequence parallelism beside tensor parallelism, are always on.
     read_training(Call("TrainingConfig", (), training), reading)
+    read_experts(parallelism, reading)
     set_lengths(training, reading)
     _optimizer(parts["optimizer"], reading)
     set_recipe(training, parts["lr_scheduler"], parts["debug"].get("seed"), reading)

@@ -61,6 +61,10 @@ _RULES = (
         why="AutoTP divides matrices only; what lies between them is whole on every device "
         "of a tensor group"
     ),
+    Rule(
+        ("expert",),
+        "AutoEP divides experts of Mixtral and Qwen3-MoE, in stage 3 without groups and Ulysses",
+    ),
     Rule(("context_method",), "DeepSpeed divides sequences by Ulysses: an all-to-all of heads"),
     Rule(
         ("recompute",),
@@ -137,7 +141,7 @@ def _block_parameters(run: RunSpec) -> int:
     """The number of parameters of the largest block."""
     from shardwise.units.load import load_units
 
-    units = load_units(run.model, run.job.seq_len, run.strategy.but(blocks_per_unit=1))
+    units = load_units(run.model, run.job.seq_len, run.strategy.but(blocks_per_unit=1, expert=1))
     return max(unit.numel for unit in units.blocks)
 
 

@@ -42,6 +42,13 @@ TENSOR_INSIDE = Rule(
 UNDIVIDED_EXPERTS = Rule(
     ("expert",), "the exported file divides no experts: every device gathers all of a layer"
 )
+# For scripts that load their model with transformers.
+EXPERTS_AT_LOADING = Rule(
+    ("expert",),
+    "the file divides no experts. transformers does where it also shards: leave fsdp out of the "
+    "file and load the model with from_pretrained(..., distributed_config="
+    "DistributedConfig(fsdp_size=..., ep_size=...))",
+)
 # For stacks with ring attention.
 RING = Rule(
     ("context_method",),

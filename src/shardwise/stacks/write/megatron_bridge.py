@@ -91,6 +91,7 @@ def _comparison(run: RunSpec) -> Comparison:
         "sequence_parallel": strategy.sequence_parallel,
         "context": strategy.context,
         "context_method": strategy.context_method,
+        "expert": strategy.expert,
         "recompute": "none" if strategy.recompute == "selective" else strategy.recompute,
         "param_dtype": strategy.param_dtype if _is_mixed(strategy) else "fp32",
         "reduce_dtype": "bf16" if strategy.reduce_dtype == "bf16" else "fp32",
@@ -207,7 +208,7 @@ def _model(run: RunSpec) -> str:
 
 
 def _axes(run: RunSpec) -> dict[str, Any]:
-    """Settings of the model: sequence length, tensor and context degrees, recompute."""
+    """Settings of the model: sequence length, degrees, recompute."""
     strategy = run.strategy
     found: dict[str, Any] = {
         "seq_length": run.job.seq_len,
@@ -219,6 +220,11 @@ def _axes(run: RunSpec) -> dict[str, Any]:
     }
     if strategy.context > 1:
         found["cp_comm_type"] = _CONTEXT[strategy.context_method]
+    if strategy.expert > 1:
+        found |= {
+            "expert_model_parallel_size": strategy.expert,
+            "moe_token_dispatcher_type": "alltoall",
+        }
     return found
 
 

@@ -272,6 +272,8 @@ def _parallelism(strategy: Strategy) -> dict[str, Any]:
         found["tensor_parallel_degree"] = strategy.tensor
     if strategy.context > 1:
         found["context_parallel_degree"] = strategy.context
+    if strategy.expert > 1:
+        found["expert_parallel_degree"] = strategy.expert
     return found
 
 

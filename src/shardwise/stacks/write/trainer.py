@@ -19,7 +19,13 @@ from shardwise.stacks.write.arguments import (
     other_differences,
     rules_of,
 )
-from shardwise.stacks.write.differences import Comparison, Rule, compare, padded_experts
+from shardwise.stacks.write.differences import (
+    EXPERTS_AT_LOADING,
+    Comparison,
+    Rule,
+    compare,
+    padded_experts,
+)
 from shardwise.stacks.write.exported import DEFAULT_TARGET, Exported, Target
 from shardwise.stacks.write.torchrun import script_command
 
@@ -77,7 +83,7 @@ def _comparison(run: RunSpec, table: dict[str, Any]) -> Comparison:
     if strategy.kind == "single":
         # The launcher's number of processes decides whether DDP or one device runs.
         back["kind"] = "single"
-    rules = rules_of(run, sharded="fsdp" in table)
+    rules = (EXPERTS_AT_LOADING, *rules_of(run, sharded="fsdp" in table))
     return compare(run, back, rules, by_script, script_rules, TRAINER)
 
 

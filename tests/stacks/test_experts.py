@@ -1,0 +1,112 @@
+"""Expert parallelism in the files of other stacks."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.spec.strategy import Strategy
+from shardwise.stacks.limits import StackLimits
+from shardwise.stacks.read import deepspeed, torchtitan_toml
+from shardwise.stacks.read.imported import Imported
+from shardwise.stacks.read.imports import import_file
+from shardwise.stacks.write.exports import STACKS, export_run
+from tests.stacks.runs import large
+
+# The last two run Shardwise itself.
+DIVIDES = ("torchtitan", "megatron-bridge", "deepspeed", "slurm", "kubernetes")
+MIXTURE = "qwen3-30b-a3b"
+
+
+def with_experts(**strategy: Any) -> Any:
+    return large(model=MIXTURE, strategy={"kind": "zero3", "expert": 8, **strategy})
+
+
+@pytest.mark.parametrize("stack", [name for name in STACKS if name != "lightning"])
+def test_each_stack_divides_experts_or_says_that_it_does_not(stack: str) -> None:
+    run = with_experts()
+    exported = export_run(run, stack)
+    named = [one for one in exported.differences if "expert" in one.fields]
+    assert exported.applied.expert == (8 if stack in DIVIDES else 1)
+    if stack != "python":  # its differences are sentences alone
+        assert bool(named) == (stack not in DIVIDES)
+    limits = StackLimits(large(model=MIXTURE), stack)
+    runs = (1, 8) if stack in DIVIDES else (1,)
+    assert limits.choices("expert", (1, 8)) == runs
+
+
+@pytest.mark.parametrize("stack", ["torchtitan", "deepspeed"])
+@pytest.mark.parametrize("kind", ["zero2", "zero3"])
+def test_the_degree_comes_back(stack: str, kind: str, tmp_path: Path) -> None:
+    written = export_run(with_experts(kind=kind), stack)
+    (tmp_path / written.name).write_text(written.text)
+    found = import_file(tmp_path / written.name)
+    assert found.strategy["expert"] == 8
+    assert Strategy.read(found.strategy).resolve(16, 8).expert == 8
+
+
+def test_megatron_is_told_how_tokens_travel() -> None:
+    text = export_run(with_experts(), "megatron-bridge").text
+    settings = {
+        ast.unparse(node.targets[0]): ast.literal_eval(node.value)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith("model.")
+    }
+    assert settings["model.expert_model_parallel_size"] == 8
+    assert settings["model.moe_token_dispatcher_type"] == "alltoall"
+    assert "expert_model" not in export_run(large(model=MIXTURE), "megatron-bridge").text
+
+
+def test_deepspeed_takes_what_is_written() -> None:
+    config = pytest.importorskip("deepspeed.module_inject.auto_ep_config", reason="needs deepspeed")
+    written = json.loads(export_run(with_experts(), "deepspeed").text)
+    parsed = config.parse_autoep_config(written["expert_parallel"])
+    assert (parsed.enabled, parsed.autoep_size) == (True, 8)
+    # Devices, and degrees of pipeline, tensor and sequence parallelism.
+    config.validate_autoep_config(parsed, 16, 1, 1, 1, zero_stage=3)
+    # AutoEP refuses stage 3 with groups, and knows no experts of other models.
+    groups = with_experts(shard=8)
+    assert "expert_parallel" not in json.loads(export_run(groups, "deepspeed").text)
+    dense = large(strategy={"kind": "zero3", "expert": 8})
+    assert "expert_parallel" not in json.loads(export_run(dense, "deepspeed").text)
+
+
+def lost(found: Imported) -> set[str]:
+    return {one.key for one in found.outcomes if one.is_lost}
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "training", "read"),
+    [
+        ({}, {}, True),
+        ({"tensor_parallel_degree": 2}, {}, False),
+        ({"data_parallel_shard_degree": 1, "data_parallel_replicate_degree": 8}, {}, False),
+        ({}, {"enable_cpu_offload": True}, False),
+    ],
+)
+def test_what_shardwise_does_not_combine_is_told(
+    parallelism: dict[str, object], training: dict[str, object], read: bool
+) -> None:
+    table = {
+        "parallelism": {"expert_parallel_degree": 4, **parallelism},
+        "training": {"steps": 10, "seq_len": 8192, **training},
+    }
+    found = torchtitan_toml.read(table)
+    assert found.strategy.get("expert") == (4 if read else None)
+    assert ("expert_parallel_degree" in lost(found)) == (not read)
+    Strategy.read(found.strategy)
+
+
+def test_auto_ep_counts_only_when_enabled() -> None:
+    zero = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1}
+    off = deepspeed.read({**zero, "expert_parallel": {"autoep_size": 4}})
+    on = deepspeed.read({**zero, "expert_parallel": {"enabled": True, "autoep_size": 4}})
+    assert "expert" not in off.strategy
+    assert on.strategy["expert"] == 4
+    plain = {"zero_optimization": {"stage": 0}, "train_micro_batch_size_per_gpu": 1}
+    ddp = deepspeed.read({**plain, "expert_parallel": {"enabled": True, "autoep_size": 4}})
+    assert lost(ddp) == {"expert_parallel.autoep_size"}
