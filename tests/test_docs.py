@@ -40,7 +40,9 @@ from tests.command import shardwise
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+SITE = sorted(DOCS.rglob("*.md"))
+SKILLS = ROOT / "examples" / "skills"
+PAGES = [ROOT / "README.md", *SITE, *sorted(SKILLS.rglob("*.md"))]
 BLOCK = re.compile(r"^( *)```(\S*)[^\n]*\n(.*?)^\1```[ ]*$", re.DOTALL | re.MULTILINE)
 LANGUAGES = ("sh", "bash", "text", "python", "py", "toml", "json", "yaml")
 LEFT_OUT = "…"
@@ -398,7 +400,19 @@ def test_every_page_is_in_the_navigation() -> None:
                 yield from pages(one)
 
     listed = list(pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
-    assert sorted(listed) == sorted(page.relative_to(DOCS).as_posix() for page in PAGES[1:])
+    assert sorted(listed) == sorted(page.relative_to(DOCS).as_posix() for page in SITE)
+
+
+def test_a_skill_is_as_assistants_load_it() -> None:
+    """A name equal to its folder's, a description within 1,024 characters, and pages it links."""
+    (skill,) = SKILLS.rglob("SKILL.md")
+    _, front, body = skill.read_text().split("---\n", 2)
+    about = yaml.safe_load(front)
+    assert about["name"] == skill.parent.name
+    assert re.fullmatch(r"[a-z0-9-]{1,64}", about["name"])
+    assert 0 < len(about["description"]) <= 1024
+    linked = {skill.parent / link for link in re.findall(r"\]\(([^)]+)\)", body)}
+    assert linked == set(skill.parent.rglob("*.md")) - {skill}
 
 
 @pytest.mark.usefixtures("make")

@@ -19,7 +19,7 @@ import pytest
 from benchmarks.planner.browser import CHROMIUM, OPTIONS
 from shardwise.web.site import page_files
 from tests.extras import write_site
-from tests.test_docs import BLOCK, DOCS, PAGES, ROOT
+from tests.test_docs import BLOCK, DOCS, ROOT, SITE
 
 pytest.importorskip("material")
 pytest.importorskip("mkdocstrings")
@@ -148,7 +148,7 @@ def test_llms_txt_has_the_form_of_llmstxt_org(site: Path) -> None:
 
 def test_llms_txt_lists_every_page_and_every_schema(site: Path) -> None:
     links = [found[2] for found in LISTED.finditer((site / "llms.txt").read_text())]
-    pages = [page.relative_to(DOCS).as_posix() for page in PAGES[1:]]
+    pages = [page.relative_to(DOCS).as_posix() for page in SITE]
     schemas = [path.relative_to(site).as_posix() for path in site.rglob("*.schema.json")]
     assert len(schemas) >= 4
     assert sorted(links) == sorted([*pages, *schemas])
@@ -159,7 +159,7 @@ def test_llms_txt_lists_every_page_and_every_schema(site: Path) -> None:
 def test_pages_as_markdown_say_what_the_site_says(site: Path) -> None:
     from hooks import MARK
 
-    for page in PAGES[1:]:
+    for page in SITE:
         path = site / page.relative_to(DOCS)
         text = BLOCK.sub("", path.read_text())
         assert not MARK.search(text), path

@@ -14,7 +14,8 @@ import pytest
 import readability
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FOLDERS = (ROOT / "docs", ROOT / "examples" / "skills")
+PAGES = [ROOT / "README.md", *(page for one in FOLDERS for page in sorted(one.rglob("*.md")))]
 SCREENS = sorted((ROOT / "tests" / "golden").rglob("*.txt"))
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 

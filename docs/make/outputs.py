@@ -1,4 +1,4 @@
-"""Rewrite what commands print in README and documentation pages.
+"""Rewrite what commands print in README, documentation pages and the skill.
 
     python docs/make/outputs.py                  # commands that only plan, on all pages
     python docs/make/outputs.py README.md --all  # also those that train or measure
@@ -24,7 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FOLDERS = (ROOT / "docs", ROOT / "examples" / "skills")
+PAGES = [ROOT / "README.md", *(page for one in FOLDERS for page in sorted(one.rglob("*.md")))]
 PAIR = re.compile(
     r"^```sh\n((?:(?!```)[^\n]*\n)*)```\n\n```text\n(.*?)^```$", re.DOTALL | re.MULTILINE
 )
