@@ -29,6 +29,7 @@ MODELS = {
 }
 Settings = dict[str, Any]
 Example = tuple[str, str, Settings]
+POWERSGD: Settings = {"compress": "powersgd", "powersgd_start": 2}
 
 GRID: list[Example] = [
     (model, kind, {"accumulate": k, "grad_sync": sync, "param_dtype": dtype})
@@ -44,6 +45,10 @@ TWO = [
     ("llama", "zero3", {"accumulate": 2, "reshard_after_backward": False}),
     ("gpt2", "zero3", {"reduce_dtype": "bf16"}),
     ("gpt2", "ddp", {"ddp_bucket_mib": 2.0, "param_dtype": "fp32"}),
+    ("gpt2", "ddp", {"compress": "bf16", "ddp_bucket_mib": 0.5}),
+    ("llama", "ddp", {"compress": "fp16", "param_dtype": "fp32", "accumulate": 2}),
+    ("llama", "ddp", {**POWERSGD, "ddp_bucket_mib": 0.5, "param_dtype": "fp32"}),
+    ("gpt2", "ddp", {**POWERSGD, "accumulate": 2}),
     ("llama", "zero3", {"forward_prefetch": 2}),
     ("llama", "zero3", {"prefetch": 2, "forward_prefetch": 1}),
 ]
@@ -68,6 +73,8 @@ FOUR += [
     ("llama", "zero3", {}),
     ("llama", "zero3", {"reshard_after_forward": 2, "accumulate": 2}),
     ("gpt2", "ddp", {"accumulate": 2}),
+    ("llama", "ddp", {"compress": "bf16", "micro_batch": 3}),
+    ("gpt2", "ddp", {**POWERSGD, "powersgd_rank": 1, "ddp_bucket_mib": 1.0}),
 ]
 # Where the peak is in another phase or made of other terms.
 PEAKS: list[tuple[str, Settings]] = [

@@ -111,6 +111,7 @@ class Case(NamedTuple):
 
 CASES = {
     "ddp": Case(2, 'kind = "ddp"\naccumulate = 2'),
+    "ddp rounded": Case(2, 'kind = "ddp"\ncompress = "fp16"'),
     "zero2": Case(
         2,
         'kind = "zero2"\naccumulate = 2\nrecompute = "full"\nparam_dtype = "fp32"',

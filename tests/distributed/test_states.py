@@ -21,11 +21,12 @@ CHECKPOINT = 'schedule = "constant"\n[train.checkpoint]\nevery = 2'
 
 
 def trained(workers: Workers, folder: Path, *steps: int, **fields: Any) -> list[float]:
-    """The losses of a run, started again after each of `steps`."""
+    """The losses of a run on `processes` (2), started again after each of `steps`."""
+    processes = fields.pop("processes", 2)
     folder.mkdir()
     for number in steps:
         file = write(folder, steps=number, train=CHECKPOINT, log_every=1, **fields)
-        [told] = workers.run(run_toml, 2, [{"file": str(file)}])
+        [told] = workers.run(run_toml, processes, [{"file": str(file)}])
         assert (told[0].get("reason"), told[0].get("steps")) == ("done", number), told
     return losses(folder)
 

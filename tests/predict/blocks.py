@@ -165,6 +165,8 @@ def configurations(seconds: Seconds, r: Rules) -> Configurations:
         full_recompute=np.zeros(rows),
         selective=~every,
         bucket_bytes=np.full(rows, 1.0),
+        wire_bytes=np.zeros(rows, dtype=int),
+        powersgd_rank=np.zeros(rows, dtype=int),
     )
 
 

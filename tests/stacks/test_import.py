@@ -497,14 +497,16 @@ def test_own_exports_are_not_misjudged(
 
 @pytest.mark.parametrize("kind", ["ddp", "zero2", "zero3"])
 def test_own_scripts_come_back(kind: str, tmp_path: Path) -> None:
+    more = {"compress": "powersgd", "powersgd_rank": 2} if kind == "ddp" else {}
     settings = f'kind = "{kind}"\nmicro_batch = 2\naccumulate = 3\nloss = "chunked"\n'
+    settings += "".join(f"{name} = {value!r}\n" for name, value in more.items())
     train = "learning_rate = 2e-4\nweight_decay = 0.2\nclip_norm = 0.5\n"
     text = f'model = "gpt2"\ncluster = "8xH100-SXM"\n[strategy]\n{settings}[train]\n{train}'
     (tmp_path / "run.toml").write_text(text)
     words = ("export", "run.toml", "--to", "python", "-o", "train.py")
     assert shardwise(*words, folder=tmp_path).returncode == 0
     found = import_file(tmp_path / "train.py")
-    expected = {"kind": kind, "micro_batch": 2, "accumulate": 3, "loss": "chunked"}
+    expected = {"kind": kind, "micro_batch": 2, "accumulate": 3, "loss": "chunked", **more}
     assert {name: found.strategy[name] for name in expected} == expected
     wanted = {"learning_rate": 2e-4, "weight_decay": 0.2, "clip_norm": 0.5}
     assert wanted.items() <= found.train.items()

@@ -20,6 +20,7 @@ RUNS = {
     "zero3": tiny(),
     "hybrid": large(strategy={"kind": "hsdp", "accumulate": 2}),
     "ddp": tiny(strategy={"kind": "ddp", "param_dtype": "bf16", "ddp_bucket_mib": 10}),
+    "powersgd": large(strategy={"kind": "ddp", "compress": "powersgd", "powersgd_rank": 2}),
     "single": tiny(cluster="1x1xCPU", strategy={"kind": "single"}),
     "transformers": large(model="gpt2", job={"seq_len": 1024}),
     "saves": tiny(train={"checkpoint": {"every": 5, "keep": 0}, "trackers": ["tensorboard"]}),
@@ -57,6 +58,9 @@ def test_what_the_trainer_is_told() -> None:
     ddp = arguments(RUNS["ddp"])
     assert ddp["precision"] == "'bf16-mixed'"
     assert "bucket_cap_mb=BUCKET_MIB" in ddp["strategy"]
+    compressed = arguments(RUNS["powersgd"])["strategy"]
+    assert "ddp_comm_state=powersgd_state()" in compressed
+    assert "ddp_comm_hook=communication_hook()" in compressed
     assert "gradient_clip_val" not in arguments(RUNS["silent"])
     assert arguments(RUNS["silent"])["enable_checkpointing"] == "False"
     assert "save_top_k=-1" in arguments(RUNS["saves"])["callbacks"]

@@ -34,6 +34,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {"kind": "ddp"},
     "ddp every": {"kind": "ddp", "accumulate": 2, "grad_sync": "every", "param_dtype": "fp32"},
     "ddp buckets": {"kind": "ddp", "accumulate": 4, "ddp_bucket_mib": 5, "compile": True},
+    "ddp rounded": {"kind": "ddp", "compress": "fp16"},
     "zero1": {"kind": "zero1", "accumulate": 2},
     "zero2": {"kind": "zero2", "accumulate": 2, "recompute": "full"},
     "zero3": {"kind": "zero3"},

@@ -102,6 +102,10 @@ MATRIX: list[tuple[dict[str, Any], set[str], set[str]]] = [
     ({"kind": "zero3", "loss": "chunked", "loss_chunks": 16, "param_dtype": "fp32"},
      {"loss", "loss_chunks"}, {"loss", "loss_chunks"}),
     ({"kind": "ddp", "ddp_bucket_mib": 100}, {"ddp_bucket_mib"}, {"ddp_bucket_mib"}),
+    # For accelerate, the script sets it.
+    ({"kind": "ddp", "compress": "bf16"}, {"compress"}, {"compress"}),
+    ({"kind": "ddp", "compress": "powersgd", "powersgd_rank": 2}, {"compress", "powersgd_rank"},
+     {"compress", "powersgd_rank"}),
     # accelerate and AutoTP divide matrices only.
     ({"kind": "zero2", "tensor": 2, "param_dtype": "fp32"}, {"sequence_parallel"},
      {"sequence_parallel"}),

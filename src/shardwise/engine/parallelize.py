@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.engine.adapter import FrozenWeights, check_adapter, is_quantised
+from shardwise.engine.compress import compress_gradients
 from shardwise.engine.context import divide_sequences
 from shardwise.engine.fused_loss import apply_fused_loss
 from shardwise.engine.local_parts import keep_local_parts
@@ -141,7 +142,7 @@ def _change_forward(model: nn.Module, blocks: Sequence[nn.Module], strategy: Str
 def _replicate(parts: Parts, strategy: Strategy, mesh: DeviceMesh) -> nn.Module:
     """Wrap the model with DDP."""
     adapter = parts.adapter
-    return DistributedDataParallel(
+    replicated = DistributedDataParallel(
         parts.module,
         process_group=mesh.get_group(),
         bucket_cap_mb=strategy.ddp_bucket_mib,
@@ -152,6 +153,8 @@ def _replicate(parts: Parts, strategy: Strategy, mesh: DeviceMesh) -> nn.Module:
         # every rank, as they come from the same seed or the same files.
         init_sync=strategy.tensor == 1 and (adapter is None or not adapter.quantised),
     )
+    compress_gradients(replicated, strategy, mesh)
+    return replicated
 
 
 def _shard(

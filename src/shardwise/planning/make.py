@@ -15,6 +15,7 @@ from shardwise.planning.price import price_one
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.reasons.limits import (
     CompileGain,
+    CompressionGain,
     GradientsUnsharded,
     LowPrecisionReduce,
     RiskyAlternative,
@@ -33,6 +34,7 @@ from shardwise.predict.intervals import after_a_step, error_interval, is_fitted,
 from shardwise.predict.kernels import check_attention, check_products, coefficients_for, hardware_of
 from shardwise.predict.rates import comparison_error
 from shardwise.spec.catalogue import coefficient, figure
+from shardwise.spec.compression import Compress
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
@@ -267,7 +269,34 @@ def _tips(
         gain = low.tokens_per_s / winner.tokens_per_s - 1
         if gain > MIN_REDUCE_GAIN:
             tips.append(LowPrecisionReduce(dtype=strategy.param_dtype, gain=gain))
+    tips += _compression_tips(search, found, winner)
     return [*tips, *_compile_tip(problem, units, winner), *untried_parallelism(problem, winner)]
+
+
+def _compression_tips(
+    search: Search, found: SearchResult, winner: Candidate
+) -> Iterator[CompressionGain]:
+    """What compressed gradients gain where the network binds DDP; stronger ones if they gain more.
+
+    They change the arithmetic, so the search does not choose them.
+    """
+    fastest = winner.tokens_per_s
+    tried: tuple[Compress, ...] = ("bf16", "powersgd")
+    for compress in tried:
+        try:
+            wanted = winner.strategy.but(compress=compress)
+            strategy = search.space.applied(wanted)
+        except SpecError:
+            continue
+        if winner.strategy.compress is not None or strategy.compress != compress:
+            continue
+        other = price_one(search.problem, search.units, strategy)
+        if other.needed_bytes > found.limit_bytes:
+            continue
+        if other.tokens_per_s > (1 + MIN_REDUCE_GAIN) * fastest:
+            fastest = other.tokens_per_s
+            gain = fastest / winner.tokens_per_s - 1
+            yield CompressionGain(compress=compress, gain=gain, needed_bytes=other.needed_bytes)
 
 
 def _compile_tip(problem: Problem, units: Units, winner: Candidate) -> Iterator[Reason]:

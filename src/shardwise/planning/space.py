@@ -203,7 +203,9 @@ def _fields(
 
     def placed(kind: str, shard: int | None = None, **more: object) -> dict[str, object]:
         unset = {"reshard_after_forward": None, "grad_sync": None}
-        return {"kind": kind, "shard": shard, **unset, **more}
+        # Only DDP has hooks that compress.
+        plain = {} if kind == "ddp" else {"compress": None}
+        return {"kind": kind, "shard": shard, **unset, **plain, **more}
 
     if cluster.devices == 1 and degrees.inner == 1:
         yield {**placed("single"), **_UNSHARDED}

@@ -69,6 +69,10 @@ class Configurations:
     selective: Bools
     # Size of DDP's buckets; 0 for torch's default.
     bucket_bytes: Floats
+    # Bytes per element of gradients that DDP rounds to 16 bits, and the rank of PowerSGD; 0 without
+    # either.
+    wire_bytes: Ints
+    powersgd_rank: Ints
 
     @classmethod
     def of(cls, strategies: Sequence[Strategy]) -> Configurations:
@@ -125,6 +129,10 @@ class Configurations:
             ),
             selective=bools([s.recompute == "selective" for s in strategies]),
             bucket_bytes=np.asarray([(s.ddp_bucket_mib or 0.0) * 2**20 for s in strategies]),
+            wire_bytes=ints([2 if s.compress in ("bf16", "fp16") else 0 for s in strategies]),
+            powersgd_rank=ints(
+                [s.powersgd_rank if s.compress == "powersgd" else 0 for s in strategies]
+            ),
         )
 
     def __len__(self) -> int:

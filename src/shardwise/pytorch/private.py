@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from torch.distributed.elastic.multiprocessing import LogsSpecs
     from torch.distributed.fsdp import FSDPModule
+    from torch.nn.parallel import DistributedDataParallel
 
 __all__ = [
     "DataDependentOutputException",
@@ -183,6 +184,25 @@ def reshards_after_forward(group: Any) -> bool | int:
 def unsharded_parameter(parameter: Any) -> tuple[str, tuple[int, ...]]:
     """Name and full shape of a parameter of an FSDP group."""
     return parameter._param_fqn or "", tuple(parameter._orig_size)
+
+
+# ---- DDP -----------------------------------------------------------------------------------------
+
+
+def fix_buckets(model: DistributedDataParallel) -> None:
+    """Make DDP form its final buckets now, in the reverse order of parameters.
+
+    By itself DDP forms them again after the first backward of a process, so that a resumed process
+    would begin with other buckets than the process before it had. Only the order in which gradients
+    arrive decides, so empty gradients are passed in that order; all ranks must call this.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    model.reducer.prepare_for_backward([])
+    for parameter in reversed(trained):
+        torch.autograd.backward(parameter, torch.zeros_like(parameter))
+    for parameter in trained:
+        parameter.grad = None
+    model.reducer._rebuild_buckets()
 
 
 # ---- DTensor -------------------------------------------------------------------------------------

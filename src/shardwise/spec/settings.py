@@ -12,6 +12,7 @@ from functools import wraps
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, cast
 
 from shardwise.spec.adapter import Adapter
+from shardwise.spec.compression import Compress
 from shardwise.spec.dtype import DType, LinearDType
 from shardwise.spec.job import Method
 from shardwise.spec.optimizer import Optimizer
@@ -76,6 +77,9 @@ class StrategySettings(FixedSettings, total=False):
     split_root: bool | None
     loss_chunks: int | None
     ddp_bucket_mib: float | None
+    compress: Compress | None
+    powersgd_rank: int | None
+    powersgd_start: int | None
 
 
 class PlanSettings(JobSettings, FixedSettings, total=False):

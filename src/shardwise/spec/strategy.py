@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StrictBool, field_validator, model_validator
 
+from shardwise.spec.compression import FIRST_START, Compress, problems_of_compression
 from shardwise.spec.dtype import DType, LinearDType
 from shardwise.spec.mesh import AXES, Axis, Mesh
 from shardwise.spec.record import Record, SpecError, did_you_mean
@@ -116,6 +117,11 @@ class Strategy(Record):
     attention: Attention | None = None
     # Size of DDP's buckets. Unset, torch's default: 25 MiB after a small first bucket.
     ddp_bucket_mib: Annotated[float, Field(gt=0)] | None = None
+    # How DDP compresses gradients before it averages them; the rank of PowerSGD's matrices, and the
+    # number of steps before it begins.
+    compress: Compress | None = None
+    powersgd_rank: PositiveInt = 4
+    powersgd_start: Annotated[int, Field(ge=FIRST_START, le=2**31)] = 1000
 
     @field_validator("recompute", mode="before")
     @classmethod
@@ -191,6 +197,7 @@ class Strategy(Record):
         problems += self._problems_of_inner_axes() + self._problems_of_low_bits()
         problems += self._problems_of_experts()
         problems += self._problems_of_states()
+        problems += problems_of_compression(self)
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -304,6 +311,11 @@ class Strategy(Record):
     def autocast(self) -> bool:
         """Whether low precision comes from autocast: without sharding, no all-gather can cast."""
         return not self.sharded and self.param_dtype != self.kept_dtype
+
+    @property
+    def steps_uncompressed(self) -> int:
+        """The number of first steps whose gradients are not compressed, though others are."""
+        return self.powersgd_start if self.compress == "powersgd" else 0
 
     @property
     def hybrid(self) -> bool:

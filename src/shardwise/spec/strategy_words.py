@@ -84,9 +84,16 @@ def configuration_words(
         _blocks_per_unit(strategy),
         _gradient_sync(strategy),
         f"gradients reduced in {strategy.reduce_dtype}" if strategy.reduce_dtype != "fp32" else "",
+        _compression(strategy),
         _low_bits(strategy),
         offload_words(strategy.offload),
     )
+
+
+def _compression(strategy: Strategy) -> str:
+    if strategy.compress == "powersgd":
+        return f"gradients compressed by PowerSGD of rank {strategy.powersgd_rank}"
+    return f"gradients averaged in {strategy.compress}" if strategy.compress else ""
 
 
 def _low_bits(strategy: Strategy) -> str:
@@ -130,6 +137,7 @@ def run_words(run: RunSpec) -> str:
         *_prefetch(strategy),
         _reshard(strategy),
         _gradient_sync(strategy),
+        _compression(strategy),
         "torch.compile" if strategy.compile else "",
         offload_words(strategy.offload),
     )
@@ -190,6 +198,7 @@ def package_words(strategy: Strategy) -> str:
 def arithmetic_words(strategy: Strategy, optimizer: Optimizer) -> Iterator[str]:
     """Sentences on settings that change the arithmetic compared with fp32 parameters and states."""
     yield from _states_words(strategy)
+    yield from _compression_words(strategy)
     if strategy.linear_dtype is not None:
         yield (
             f"Products of linear layers in {strategy.linear_dtype} change the arithmetic; planned "
@@ -200,6 +209,24 @@ def arithmetic_words(strategy: Strategy, optimizer: Optimizer) -> Iterator[str]:
         yield (
             f"{optimizer} changes the arithmetic: states are rounded to {LOW_BIT[optimizer].bits} "
             f"bits in blocks of {LOW_BIT[optimizer].block}."
+        )
+
+
+def _compression_words(strategy: Strategy) -> Iterator[str]:
+    """A sentence on how gradients are compressed before they are averaged; none if not."""
+    compress = strategy.compress
+    if compress == "powersgd":
+        yield (
+            f"compress = powersgd changes the arithmetic: after {strategy.powersgd_start:,} steps, "
+            f"gradients of large matrices are averaged as matrices of rank "
+            f"{strategy.powersgd_rank}, and what that leaves out is added to the next step. "
+            "Predicted are the steps after that; no such run was fitted."
+        )
+    elif compress is not None:
+        overflow = ", which ends at 65,504," if compress == "fp16" else ""
+        yield (
+            f"compress = {compress} changes the arithmetic: gradients are rounded to {compress}"
+            f"{overflow} before they are averaged, and summed in {compress}."
         )
 
 

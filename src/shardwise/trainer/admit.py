@@ -29,6 +29,7 @@ def check_can_train(run: RunSpec, processes: int, per_node: int) -> None:
     check_fused_loss(strategy, device_kind(run, run.train or TrainSettings()))
     check_batch(run._replace(strategy=strategy))
     check_sequence(run._replace(strategy=strategy))
+    check_non_finite(run)
     if run.data is not None and run.data.path:
         find_files(run.data.path)
     _check_eval(run)
@@ -86,6 +87,16 @@ def check_batch(run: RunSpec) -> None:
             f"job.global_batch: {wanted:,} tokens is not a multiple of {unit:,} "
             f"(micro-batch {run.strategy.micro_batch} × {run.job.seq_len:,} tokens × "
             f"{run.strategy.data_parallel} {counted}); the nearest multiple is {near:,}"
+        )
+
+
+def check_non_finite(run: RunSpec) -> None:
+    """Raise SpecError if steps with a non-finite gradient could not be skipped."""
+    skips = run.train is not None and run.train.non_finite == "skip"
+    if skips and run.strategy.compress == "powersgd":
+        raise SpecError(
+            "train.non_finite: PowerSGD adds the error of a step to the next, so a non-finite "
+            'gradient would stay in all later ones; set it to "stop"'
         )
 
 

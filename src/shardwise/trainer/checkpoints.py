@@ -22,6 +22,11 @@ from shardwise.checkpoint.format.pieces import Tensor
 from shardwise.checkpoint.format.run_folder import storage_in
 from shardwise.checkpoint.format.storage import CheckpointStorage, name_of
 from shardwise.engine.adapter import base_digest
+from shardwise.engine.compress import (
+    compression_state,
+    is_compression_state,
+    restore_compression,
+)
 from shardwise.engine.mesh import world
 from shardwise.engine.rank_tree import shared_tree
 from shardwise.launch.heartbeat import report
@@ -101,6 +106,13 @@ def _shards(run: Mapping[str, Any]) -> int:
     """The number of shards of each parameter: shard × context degree of a run's settings."""
     strategy = run.get("strategy", {})
     return int(strategy.get("shard") or 1) * int(strategy.get("context") or 1)
+
+
+def _compression(run: Mapping[str, Any]) -> tuple[object, ...]:
+    """The settings of a run that the state of compressed gradients depends on."""
+    strategy = run.get("strategy", {})
+    keys = ("compress", "powersgd_rank", "ddp_bucket_mib", "master_dtype")
+    return tuple(strategy.get(key) for key in keys)
 
 
 def _without_folder(value: object) -> object:
@@ -197,11 +209,14 @@ class RunCheckpoints:
             self._best = self._complete_best = best_of(self._place, manifest.step, self._run)
         if manifest.world == self._world:
             prefix = f"{state.RANK}.{self._rank}."
-            t.rank_state = {
-                name.removeprefix(prefix): tensor for name, tensor in self._rank_state.items()
-            }
+            own = {name.removeprefix(prefix): tensor for name, tensor in self._rank_state.items()}
+            t.rank_state = {n: kept for n, kept in own.items() if not is_compression_state(n)}
+            same = _compression(manifest.run) == _compression(self._run)
+            restore_compression(t.model, t.step, own if same else {})
             # Last, since skipping data may draw random numbers.
             state.restore_random(t.rank_state, t.device)
+        else:
+            restore_compression(t.model, t.step, {})
         report(loaded=manifest.step, saved=manifest.step)
         return loaded
 
@@ -323,7 +338,7 @@ class RunCheckpoints:
             base=base_digest(t.model),
             eval_loss=found.loss if found is not None and math.isfinite(found.loss) else None,
         )
-        own = state.rank_state(self._rank, t.device, rank_state)
+        own = state.rank_state(self._rank, t.device, {**rank_state, **compression_state(t.model)})
         self._finish_save()
         if found is not None and self.is_best(found):
             self._best = Best(t.step, found.loss)

@@ -214,7 +214,7 @@ def _train_in_group(
 
 def predict(run: RunSpec, training: Training) -> StepProfile:
     """Predict a step of this run, including the trainer's own small collectives."""
-    profile = estimate_run(run._replace(strategy=_offloaded_here(run)))
+    profile = estimate_run(run._replace(strategy=_strategy_of_typical_step(run)))
     if (data := training.batches.statistics) is not None:
         profile = counting_loss_tokens(profile, data.loss_share)
     settings = training.settings
@@ -233,9 +233,19 @@ def _offloaded_here(run: RunSpec) -> Strategy:
     return run.strategy.but(offload="optimizer" if run.strategy.offloads("optimizer") else False)
 
 
+def _strategy_of_typical_step(run: RunSpec) -> Strategy:
+    """The strategy of the steps that are measured: a short run may end before PowerSGD begins."""
+    strategy = _offloaded_here(run)
+    assert run.train is not None
+    compresses = strategy.steps_uncompressed < run.train.steps
+    return strategy if compresses else strategy.but(compress=None)
+
+
 def _meter(run: RunSpec, training: Training) -> StepMeter:
-    compiled = run.strategy.compile
-    return StepMeter(training, training.step, training.settings.steps, compiled=compiled)
+    """The meter of the first steps that are typical for the run."""
+    first, last = run.strategy.steps_uncompressed, training.settings.steps
+    completed = max(training.step, first) if first < last else training.step
+    return StepMeter(training, completed, last, compiled=run.strategy.compile)
 
 
 def _progress(

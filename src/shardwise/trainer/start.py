@@ -24,7 +24,12 @@ from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import DataSettings, TrainSettings
-from shardwise.trainer.admit import check_batch, check_sequence, device_kind
+from shardwise.trainer.admit import (
+    check_batch,
+    check_non_finite,
+    check_sequence,
+    device_kind,
+)
 from shardwise.trainer.data.batches import Batches, Layout, make_batches, tokenize_data
 from shardwise.trainer.data.held_out import HeldOut
 from shardwise.trainer.evaluation import Evaluation
@@ -145,6 +150,7 @@ def for_actual_processes(run: RunSpec, device: torch.device) -> RunSpec:
     run = run._replace(cluster=cluster, strategy=strategy)
     check_batch(run)
     check_sequence(run)
+    check_non_finite(run)
     return run.resolved()
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from shardwise.planning.reasons.reason import Reason, compared_words, share_words
 from shardwise.predict.fit import Parallelism
+from shardwise.spec.compression import Compress
 from shardwise.spec.quantity import show_count
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.strategy_words import configuration_words
@@ -153,6 +154,24 @@ class LowPrecisionReduce(Reason):
         return (
             f"Reducing gradients in {self.dtype} would be {share_words(self.gain)} faster, but "
             "changes the arithmetic: --allow-low-precision-reduce."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressionGain(Reason):
+    """Compressing gradients would make DDP faster, but changes the arithmetic."""
+
+    kind = "compression gain"
+
+    compress: Compress
+    gain: float
+    needed_bytes: float
+
+    def words(self, blocks: int | None = None) -> str:
+        return (
+            f"Compressing gradients ({self.compress}) would be {share_words(self.gain)} faster and "
+            f"needs {show_memory(self.needed_bytes)}, but changes the arithmetic: "
+            f'compress = "{self.compress}" in [strategy].'
         )
 
 

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from shardwise.predict.configurations import Bools, Floats, Ints
 from shardwise.predict.program.blocks import UnitGroup
+from shardwise.predict.program.compress import Bucket, Compression
 from shardwise.predict.program.events import ROOT_UNIT, Alloc, Cost, Event, Instant, Message, Wait
 from shardwise.predict.program.placement import Placement, mask_or_none
 from shardwise.predict.program.sizes import MicroBatch, Sizes
@@ -32,16 +34,20 @@ BUCKET_BYTES = 25 * 2**20
 
 
 class Buckets(NamedTuple):
-    """Elements of each DDP bucket, by when it is full: after the head, each block unit, the end."""
+    """The DDP buckets, by when they are full: after the head, each block unit, the end."""
 
-    head: tuple[int, ...]
-    blocks: tuple[tuple[int, ...], ...]
-    end: tuple[int, ...]
+    head: tuple[Bucket, ...]
+    blocks: tuple[tuple[Bucket, ...], ...]
+    end: tuple[Bucket, ...]
+
+    @property
+    def all(self) -> tuple[Bucket, ...]:
+        return (*self.head, *chain.from_iterable(self.blocks), *self.end)
 
     @property
     def number(self) -> int:
         """Number of all buckets."""
-        return len(self.head) + sum(len(found) for found in self.blocks) + len(self.end)
+        return len(self.all)
 
 
 @lru_cache(maxsize=256)
@@ -51,31 +57,35 @@ def ddp_buckets(units: ModelUnits, itemsize: int, cap_bytes: float = 0.0) -> Buc
     `itemsize` is bytes per gradient element, `cap_bytes` the bucket size; 0 for torch's default.
     """
     first, others = (cap_bytes, cap_bytes) if cap_bytes else (FIRST_BUCKET_BYTES, BUCKET_BYTES)
+    filling: list[tuple[int, int]] = []
     filled, number = 0, 0
 
-    def walk(unit: Unit, after_blocks: bool | None = None) -> tuple[int, ...]:
+    def walk(unit: Unit, after_blocks: bool | None = None) -> tuple[Bucket, ...]:
         nonlocal filled, number
         full = []
         for parameter in reversed(unit.trained):
             if after_blocks is not None and parameter.after_blocks != after_blocks:
                 continue
+            rows = parameter.shape[0] if parameter.shape else 1
+            filling.append((rows, parameter.numel // max(1, rows)))
             filled += parameter.numel
             if filled * itemsize >= (others if number else first):
-                full.append(filled)
+                full.append(Bucket(tuple(filling)))
+                filling.clear()
                 filled, number = 0, number + 1
         return tuple(full)
 
     head = walk(units.root, after_blocks=True)
     blocks = tuple(walk(unit) for unit in reversed(units.blocks))[::-1]
     end = walk(units.root, after_blocks=False)
-    return Buckets(head, blocks, (*end, filled) if filled else end)
+    return Buckets(head, blocks, (*end, Bucket(tuple(filling))) if filled else end)
 
 
 class Replicated(Placement):
     """Unsharded parameters on every device, with DDP or on one device.
 
-    All rows have the same settings that decide the buckets: dtype, bucket size, and whether DDP is
-    used.
+    All rows have the same settings that decide the buckets and their messages: dtype, bucket size,
+    compression, and whether DDP is used.
     """
 
     def __init__(self, sizes: Sizes, *, waits: bool = False) -> None:
@@ -90,17 +100,23 @@ class Replicated(Placement):
         self.head_gradient_bytes = c.master_bytes
         self.chunk_gradient_bytes = c.master_bytes + c.param_bytes * self.mixed
         self.buckets = ddp_buckets(self.units, self.itemsize, float(c.bucket_bytes[0]))
+        self.compression = Compression(
+            self.itemsize, int(c.wire_bytes[0]) or self.itemsize, int(c.powersgd_rank[0])
+        )
 
     def forward_neighbours(self, index: int) -> tuple[int, ...]:
         return ()
 
-    def backward_neighbours(self, index: int) -> tuple[int, ...]:
-        return self.buckets.blocks[index]
+    def backward_neighbours(self, index: int) -> tuple[object, ...]:
+        full = self.buckets.blocks[index]
+        return full if self.compression.rank else tuple(bucket.elements for bucket in full)
 
     def allocate_resident(self) -> Iterator[Event]:
         yield from super().allocate_resident()
         if self.ddp:
             yield Alloc("gradients", self.s.gradient_bytes)
+            kept = sum(map(self.compression.kept_bytes, self.buckets.all))
+            yield Alloc("reduce_buffers", np.where(self.c.replicate > 1, float(kept), 0.0))
 
     def gradients_dropped(self) -> Iterator[Event]:
         """Free the gradients after the optimizer step; DDP keeps its buckets."""
@@ -249,18 +265,23 @@ class Replicated(Placement):
 
     # ---- gradients ------------------------------------------------------------------------------
 
-    def _all_reduce(self, m: MicroBatch, index: int, full: tuple[int, ...]) -> Iterator[Event]:
-        """One event for the all-reduces of the buckets that are full after unit `index`.
+    def _all_reduce(self, m: MicroBatch, index: int, full: tuple[Bucket, ...]) -> Iterator[Event]:
+        """One event for the all-reduces of the buckets that are `full` after unit `index`.
 
-        `full` has the number of elements of each bucket. The event is for the rows with several
-        replicas that reduce gradients in this micro-batch; nothing if there are none, or without
-        DDP.
+        The event is for the rows with several replicas that reduce gradients in this micro-batch;
+        nothing if there are none, or without DDP.
         """
         across = self.c.replicate > 1
         rows = across if m.final else across & self.c.replicate_sync_every
         if not full or not self.ddp or not rows.any():
             return
-        sizes = tuple(elements * self.itemsize for elements in full)
+        how, only = self.compression, mask_or_none(rows)
+        if how.is_used:
+            held = float(max(map(how.working_bytes, full)))
+            yield Instant((Alloc("reduce_buffers", np.where(rows, held, 0.0)),))
+            copied = sum(map(how.copied_bytes, full))
+            yield self.copy("compress", index, Cost("compressed", (copied,)), only=only)
+        sizes = tuple(chain.from_iterable(map(how.messages, full)))
         message = Message("replicate", np.full(self.rows, float(sum(sizes))), calls=len(sizes))
         yield from self.collective(
             "replicate",
@@ -269,8 +290,11 @@ class Replicated(Placement):
             Cost("buckets", (sizes,)),
             message,
             after=("compute",),
-            only=mask_or_none(rows),
+            only=only,
         )
+        if how.rank and not self.waits:
+            # Its hook synchronises the device after each bucket.
+            yield Wait("compute", ("replicate",))
 
     def _new_gradient_bytes(self, m: MicroBatch, elements: float) -> Floats:
         """Bytes that `elements` new gradient elements allocate.

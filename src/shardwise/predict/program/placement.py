@@ -91,7 +91,7 @@ class Placement:
         """A key of what else decides the forward events of the unit at `index`."""
         return ()
 
-    def backward_neighbours(self, index: int) -> tuple[int, ...]:
+    def backward_neighbours(self, index: int) -> tuple[object, ...]:
         """A key of what else decides the backward events of the unit at `index`."""
         return ()
 

@@ -220,6 +220,10 @@ class Prices:
             total = total + across.seconds(message)
         return total
 
+    def compressed(self, moved: float) -> Floats:
+        """Seconds to compress and decompress buckets, which read and write `moved` bytes."""
+        return self.nothing() + moved / self.copy_bandwidth
+
     def copy_out(self, unit: Unit) -> Floats:
         """Seconds to copy a gathered unit out of its flat buffer.
 

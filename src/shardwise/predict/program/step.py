@@ -53,10 +53,12 @@ def rows_by_shape(c: Configurations) -> list[Ints]:
         np.where(sharded, c.prefetch, 0),
         np.where(sharded, c.forward_prefetch, 0),
         sharded & (c.reshard_group > 0),
-        # For replicated rows only: what their buckets depend on.
+        # For replicated rows only: what their buckets and messages depend on.
         ~sharded & c.ddp,
         np.where(sharded, 0, c.master_bytes),
         np.where(sharded, 0.0, c.bucket_bytes),
+        c.wire_bytes,
+        c.powersgd_rank,
     ]
     table = np.stack([np.asarray(column, dtype=float) for column in decides], axis=1)
     found, which = np.unique(table, axis=0, return_inverse=True)

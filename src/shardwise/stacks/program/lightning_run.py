@@ -15,6 +15,7 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, IterableDataset
 
+from shardwise.stacks.program.compress import communication_hook, powersgd_state
 from shardwise.stacks.program.data import Vocabulary, micro_batches
 from shardwise.stacks.program.foreign import vocabulary
 from shardwise.stacks.program.loss import loss_sum
@@ -25,6 +26,7 @@ from shardwise.stacks.program.settings import (
     ACCUMULATE,
     BUCKET_MIB,
     CLIP_NORM,
+    COMPRESS,
     DATA_PARALLEL,
     DEVICE,
     DEVICES,
@@ -117,7 +119,12 @@ def make_trainer() -> Trainer:
         strategy=(
             ModelParallelStrategy(data_parallel_size=DATA_PARALLEL, tensor_parallel_size=1)
             if KIND == "sharded"
-            else DDPStrategy(gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MIB)
+            else DDPStrategy(
+                gradient_as_bucket_view=True,
+                bucket_cap_mb=BUCKET_MIB,
+                **({"ddp_comm_state": powersgd_state()} if COMPRESS == "powersgd" else {}),
+                **({"ddp_comm_hook": communication_hook()} if COMPRESS is not None else {}),
+            )
             if KIND == "ddp"
             else "auto"
         ),

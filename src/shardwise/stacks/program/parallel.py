@@ -19,6 +19,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from shardwise.stacks.program.compress import compress_gradients
 from shardwise.stacks.program.divide import divide_block, divide_ends
 from shardwise.stacks.program.foreign import Initializer, build, find_blocks
 from shardwise.stacks.program.loss import compute_loss_in_chunks
@@ -30,6 +31,7 @@ from shardwise.stacks.program.settings import (
     BUCKET_MIB,
     CHUNKED_LOSS,
     COMPILE,
+    COMPRESS,
     CONTEXT,
     DEVICE,
     DIVIDED,
@@ -189,4 +191,6 @@ def build_model() -> Any:
             **({"bucket_cap_mb": BUCKET_MIB} if BUCKET_MIB is not None else {}),
             **({"forward_sync_buffers": SYNCS_BUFFERS} if not SYNCS_BUFFERS else {}),
         )
+        if COMPRESS is not None:
+            compress_gradients(model)
     return model

@@ -46,6 +46,8 @@ RESHARD_AFTER_FORWARD: bool | int = True
 BACKWARD_PREFETCH = 1
 FORWARD_PREFETCH = 0
 BUCKET_MIB: Any = None
+POWERSGD_RANK = 4
+POWERSGD_START = 1000
 RECOMPUTE_SHARE = 1.0
 LOSS_CHUNKS = 8
 
@@ -95,6 +97,7 @@ SOURCE = own_code.batches
 KIND = "sharded"  # or "ddp", or "single"
 WRAPS_DDP = False
 SYNCS_BUFFERS: Any = True
+COMPRESS: Any = None  # or "bf16", "fp16", "powersgd"
 DIVIDED = False
 SEQUENCE_PARALLEL = True
 TENSOR_ACROSS_NODES = False

@@ -8,6 +8,7 @@ from shardwise.stacks.read.imported import Imported, Reading
 from shardwise.stacks.read.model_name import set_model_of_script
 from shardwise.stacks.read.objective import objective_of_script
 from shardwise.stacks.read.source import Call, Script, Symbol
+from shardwise.stacks.read.torch_hooks import read_compression
 from shardwise.stacks.read.torch_loop import read_accumulation, read_loop
 from shardwise.stacks.read.torch_sharding import (
     WITH_DDP,
@@ -47,6 +48,7 @@ def _read(script: Script) -> Imported:
     elif replicated:
         reading = Reading(WITH_DDP)
         read_ddp(replicated, reading)
+        read_compression(script, reading)
     elif trainer_script.has_arguments(script):
         return trainer_script.read(script)
     else:

@@ -12,6 +12,7 @@ from shardwise.spec.strategy import Strategy
 from shardwise.stacks.outcomes import Difference, Differences
 from shardwise.stacks.read.accelerate import CONTEXT, REPLICATE, SHARD, TENSOR, read
 from shardwise.stacks.write.differences import (
+    COMPRESSION,
     RING,
     WHOLE_ACTIVATIONS,
     Comparison,
@@ -76,6 +77,11 @@ _SCRIPT_RULES = (
         "another",
     ),
     Rule(("recompute",), "call model.gradient_checkpointing_enable()"),
+    COMPRESSION._replace(
+        why="pass DistributedDataParallelKwargs to the Accelerator, with comm_hook bf16, fp16 or "
+        "power_sgd, and for the latter comm_state_option with matrix_approximation_rank = "
+        "{powersgd_rank} and start_powerSGD_iter = {powersgd_start}"
+    ),
 )
 
 
@@ -107,6 +113,8 @@ def _comparison(run: RunSpec, table: dict[str, Any]) -> Comparison:
     }
     if table["distributed_type"] != "FSDP":
         by_script["recompute"] = recompute_all_or_none(strategy)
+    if strategy.compress is not None:
+        by_script |= {name: getattr(strategy, name) for name in COMPRESSION.fields}
     unsharded = strategy.sharded and table["distributed_type"] != "FSDP"
     rules = (_ON_CPUS, *_RULES) if unsharded else _RULES
     return compare(run, read(table).strategy, rules, by_script, _SCRIPT_RULES)

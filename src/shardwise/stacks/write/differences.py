@@ -69,6 +69,13 @@ LOW_BITS = Rule(
 )
 
 
+# For stacks with a file that cannot choose a communication hook of DDP.
+COMPRESSION = Rule(
+    ("compress", "powersgd_rank", "powersgd_start"),
+    "the file cannot name a communication hook; gradients are averaged as they are",
+)
+
+
 class Comparison(NamedTuple):
     """A strategy as the stack runs it, and the differences to report."""
 
@@ -143,6 +150,7 @@ def _by_rules(
         PLAIN_LOSS,
         LOW_BITS,
         ATTENTION,
+        COMPRESSION,
         *(Rule((name,), f"the stack uses {{{name}}}") for name in differing),
     ):
         fields = [name for name in rule.fields if name in left]
@@ -165,6 +173,8 @@ def without_effect(strategy: Strategy) -> set[str]:
         found |= {"attention"}
     if strategy.accumulate == 1:
         found |= {*_OF_ACCUMULATION}
+    if strategy.compress != "powersgd":
+        found |= {"powersgd_rank", "powersgd_start"}
     if strategy.sharded:
         found |= {"ddp_bucket_mib"}
     else:

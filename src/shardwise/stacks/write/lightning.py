@@ -32,12 +32,13 @@ def export(run: RunSpec, target: Target = DEFAULT_TARGET) -> Exported:
 
 def applied(run: RunSpec) -> Strategy:
     """The strategy of a run as Lightning runs it: its DDP reduces in the last micro-batch only."""
-    strategy = in_script(run.strategy)
+    strategy = in_script(run)
     return strategy.but(grad_sync="last") if strategy.kind == "ddp" else strategy
 
 
 def lightning_settings(run: RunSpec) -> Settings:
     """The constants, choices and imports that a run sets in the Lightning program."""
+    run = run._replace(strategy=applied(run))
     settings, strategy, train = settings_of(run), run.strategy, train_of(run)
     choices = {
         # Lightning does the DDP wrapping and the autocast itself.

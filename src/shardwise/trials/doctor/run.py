@@ -27,6 +27,7 @@ from shardwise.predict.api import estimate_run
 from shardwise.pytorch.blocks import find_blocks, parameter_names
 from shardwise.pytorch.build import build_module
 from shardwise.spec.catalogue import this_machine
+from shardwise.spec.compression import FIRST_START
 from shardwise.spec.lookup import Model
 from shardwise.spec.mesh import Mesh
 from shardwise.spec.model import ModelSpec
@@ -81,6 +82,8 @@ def miniature(run: RunSpec) -> RunSpec | None:
     if full.loss == "fused":
         # Its kernels run on GPUs only. A chunked loss has the same gradients at the same moments.
         degrees["loss"] = "chunked"
+    # The third step is checked.
+    degrees["powersgd_start"] = FIRST_START
     strategy = full.but(micro_batch=2, accumulate=min(full.accumulate, 2), **degrees)
     model = reduced(run.model, full)
     if model is None:
@@ -288,7 +291,9 @@ def _same_as_one_process(mini: RunSpec) -> Check:
     """Compare loss and gradient norm of the first step, in fp64, with one process."""
     name = "equal to one process"
     exact = mini.strategy.but(
-        param_dtype="fp64", reduce_dtype="fp64", master_dtype="fp64", states=None
+        **dict.fromkeys(("param_dtype", "reduce_dtype", "master_dtype"), "fp64"),
+        states=None,
+        compress=None,
     )
     module, alone = (build_exact(mini.model) for _ in range(2))
     model = parallelize(module, exact, device=torch.device("cpu"))

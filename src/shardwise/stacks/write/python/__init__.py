@@ -17,7 +17,7 @@ from shardwise.stacks.write.python.data import data_constants
 from shardwise.stacks.write.python.model import builder_of, model_constants
 from shardwise.stacks.write.python.script import Settings, write_script
 from shardwise.stacks.write.python.settings import constants_of, plain_name, train_of
-from shardwise.stacks.write.python.unsupported import unsupported_by_script
+from shardwise.stacks.write.python.unsupported import loses_compression, unsupported_by_script
 from shardwise.stacks.write.torchrun import script_command
 
 NAME = "train.py"
@@ -41,13 +41,19 @@ def settings_of(run: RunSpec) -> Settings:
 
 def applied(run: RunSpec) -> Strategy:
     """The strategy as the script runs it."""
-    return as_stack_runs(in_script(run.strategy), "python")
+    return as_stack_runs(in_script(run), "python")
 
 
-def in_script(strategy: Strategy) -> Strategy:
-    """The strategy without what no script has, such as a split root; a fused loss is in chunks."""
+def in_script(run: RunSpec) -> Strategy:
+    """The strategy without what no script has, such as a split root; a fused loss is in chunks.
+
+    On CPUs it has no compression either, but that of fp16.
+    """
+    strategy = run.strategy
+    lost = {"split_root": False, "attention": None, "expert": 1}
     loss = "chunked" if strategy.loss == "fused" else strategy.loss
-    return strategy.but(split_root=False, loss=loss, attention=None, expert=1)
+    compress = None if loses_compression(run) else strategy.compress
+    return strategy.but(**lost, loss=loss, compress=compress)
 
 
 def _description(run: RunSpec, command: str) -> str:

@@ -83,6 +83,7 @@ def _parallel(run: RunSpec) -> dict[str, object]:
         "WRAPS_DDP": kind == "ddp",
         # The model that is part of the program has no buffers.
         "SYNCS_BUFFERS": builder_of(run) == "written",
+        "COMPRESS": strategy.compress,
         "DIVIDED": strategy.mesh.inner > 1,
         "SEQUENCE_PARALLEL": strategy.sequence_parallel,
         "TENSOR_ACROSS_NODES": strategy.tensor_across_nodes,

@@ -95,6 +95,8 @@ def _plan(run: RunSpec) -> dict[str, object]:
         "BACKWARD_PREFETCH": strategy.prefetch,
         "FORWARD_PREFETCH": strategy.forward_prefetch,
         "BUCKET_MIB": strategy.ddp_bucket_mib,
+        "POWERSGD_RANK": strategy.powersgd_rank,
+        "POWERSGD_START": strategy.powersgd_start,
         "RECOMPUTE_SHARE": strategy.full_recompute_share,
         "LOSS_CHUNKS": strategy.loss_chunks,
     }

@@ -44,6 +44,7 @@ def unsupported_by_step(run: RunSpec) -> tuple[str, ...]:
         found.append(f"attention = {run.strategy.attention}: the script uses sdpa.")
     if run.strategy.loss == "fused":
         found.append("loss = fused: the script computes head and loss in chunks.")
+    found += _compression(run)
     if train.device == "auto" and not on_cpu(run):
         found.append('train.device = "auto": the script uses CUDA and does not fall back to CPUs.')
     if train.profile is not None:
@@ -53,6 +54,25 @@ def unsupported_by_step(run: RunSpec) -> tuple[str, ...]:
     if train.metrics is not None:
         found.append("train.metrics: nothing is given to Prometheus.")
     return tuple(found)
+
+
+def _compression(run: RunSpec) -> Iterator[str]:
+    """A sentence if gradients are compressed in another way; none without compression."""
+    if loses_compression(run):
+        yield (
+            f"compress = {run.strategy.compress}: on CPUs gradients are averaged as they are; "
+            "torch's hook needs NCCL."
+        )
+    elif run.strategy.compress == "powersgd":
+        yield (
+            "compress = powersgd: DDP forms buckets in the order in which gradients arrive, so "
+            "the random numbers that PowerSGD begins with differ."
+        )
+
+
+def loses_compression(run: RunSpec) -> bool:
+    """Whether a script leaves gradients uncompressed: with Gloo, torch has a hook for fp16 only."""
+    return on_cpu(run) and run.strategy.compress in ("bf16", "powersgd")
 
 
 def _of_loop(run: RunSpec) -> Iterator[str]:
