@@ -48,12 +48,13 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         *("tokens_per_s_per_gpu", "step_time_s", "peak_mem_gib"),
     ),
     "multidim/automodel": (
-        *("source", "kind", "Model", "#GPUs", "MBS", "GA", "Seq Length", "TP", "PP", "CP", "EP"),
-        "Time per Global Step (s)",
+        *("source", "kind", "system", "Model", "#GPUs", "GBS", "MBS", "LBS", "GA", "Seq Length"),
+        *("TP", "PP", "CP", "EP", "Kernel Optimizations", "Time per Global Step (s)"),
+        "Tokens/sec/GPU",
     ),
     "multidim/megatron_bridge": (
-        *("source", "kind", "model", "gpus", "precision", "tp", "pp", "cp", "ep"),
-        "tokens_per_s_per_gpu",
+        *("source", "container", "kind", "model", "system", "gpus", "precision", "gbs", "mbs"),
+        *("seq_len", "tp", "pp", "cp", "ep", "tokens_per_s_per_gpu"),
     ),
     "multidim/nemo": (
         *("source", "kind", "model", "gpus", "precision", "tp", "pp", "cp"),

@@ -1,0 +1,78 @@
+"""Published runs with expert parallelism: how they are read."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+
+from benchmarks.expert_runs import (
+    MODELS,
+    Published,
+    cluster_of,
+    model_of,
+    published,
+    split_of,
+    strategy_of,
+)
+from shardwise.units.decoder import decoder_units
+
+EVERY = [run for run in published(("fit", "heldout")) if run.model in MODELS]
+
+
+def run_of(stack: str, model: str, gpu: str) -> Published:
+    return next(run for run in EVERY if (run.stack, run.model, run.gpu) == (stack, model, gpu))
+
+
+def test_the_split_is_frozen() -> None:
+    """A stack, a model and a device are on one side; a new row cannot move an old one."""
+    sides = Counter(run.split for run in EVERY)
+    assert sides == {"fit": 21, "heldout": 37}
+    assert split_of("AutoModel", "Qwen3 MoE 30B", "H100") == "fit"
+    assert split_of("Megatron-Bridge", "Qwen3_30B_a3B", "B200") == "heldout"
+    groups = {(run.stack, run.model, run.gpu): run.split for run in EVERY}
+    assert all(groups[run.stack, run.model, run.gpu] == run.split for run in EVERY)
+
+
+def test_a_run_is_what_its_table_and_its_configuration_say() -> None:
+    run = run_of("AutoModel", "Qwen3 MoE 30B", "H100")
+    strategy = strategy_of(run)
+    assert (strategy.kind, strategy.expert, strategy.micro_batch) == ("zero2", 8, 4)
+    assert (strategy.accumulate, strategy.recompute) == (16, "full")
+    assert run.tokens_per_s == 12040
+    assert run.settings is not None
+    assert run.settings.upper_bound
+    # 512 sequences of 4,096 in the 21.773 s that the same row prints.
+    assert run.tokens_per_s * run.gpus == pytest.approx(512 * 4096 / 21.773, rel=1e-3)
+
+
+def test_racks_are_one_domain_of_nvlink() -> None:
+    assert cluster_of(run_of("Megatron-Bridge", "GPT OSS 120B", "GB200")).nodes == 1
+    assert cluster_of(run_of("Megatron-Bridge", "GPT OSS 120B", "B200")).nodes == 8
+
+
+def test_forced_routing_decides_how_far_tokens_travel() -> None:
+    """AutoModel gives a token eight neighbours of 128 experts, all on one of 8 ranks."""
+    neighbours = run_of("AutoModel", "Qwen3 MoE 30B", "H100")
+    assert neighbours.copies(8) == 1.0
+    drawn = run_of("Megatron-Bridge", "Qwen3_30B_a3B", "GB300")
+    none_of_a_rank = math.comb(128 - 16, 8) / math.comb(128, 8)
+    assert drawn.copies(8) == pytest.approx(8 * (1 - none_of_a_rank))
+    # Four neighbours of 128 experts on 64 ranks are on two ranks, of one node.
+    far = run_of("AutoModel", "GPT-OSS 120B", "H100")
+    assert (far.copies(64), far.copies(8)) == (2.0, 1.0)
+
+
+def test_the_shape_of_gpt_oss_is_that_of_its_card() -> None:
+    for run, billions in (("GPT-OSS 120B", 116.83), ("GPT-OSS 20B", 20.91)):
+        units = decoder_units(model_of(run_of("AutoModel", run, "H100")), 4096)
+        assert units.parameters / 1e9 == pytest.approx(billions, rel=2e-3)
+
+
+@pytest.mark.parametrize("run", EVERY, ids=lambda run: run.id)
+def test_every_run_that_a_form_may_cover_has_settings_with_a_source(run: Published) -> None:
+    covered = run.tensor * run.context == 1 and "dropped" not in run.model
+    assert run.gpus % (run.expert or 1) == 0
+    assert not covered or (run.settings is not None and run.settings.source.startswith("github:"))
+    assert run.sequences % (run.gpus * run.micro_batch) == 0 or not covered
