@@ -16,7 +16,7 @@ FILES = {
         "tests/distributed/test_context.py",
         "tests/distributed/test_engine_agrees.py",
         "tests/distributed/test_eval.py",
-        "tests/distributed/test_experts.py",
+        "tests/distributed/test_expert",
         "tests/distributed/test_frozen.py",
         "tests/distributed/test_loss.py",
         "tests/distributed/test_optimizers.py",

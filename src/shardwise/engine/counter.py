@@ -11,7 +11,6 @@ from torch.distributed.tensor import DTensor
 
 from shardwise.pytorch.dispatch import DispatchMode
 from shardwise.pytorch.private import COLLECTIVES, group_by_name
-from shardwise.spec.mesh import Axis
 
 # Stands for the group of all processes, if no axis of the mesh has that group.
 WORLD = "world"
@@ -38,7 +37,7 @@ class CollectiveCounter(DispatchMode):  # type: ignore[no-untyped-call]
     # Collectives inside DTensor operations are counted too.
     composed_of_plain = frozenset({DTensor})
 
-    def __init__(self, axes: Mapping[str, Axis] | None = None) -> None:
+    def __init__(self, axes: Mapping[str, str] | None = None) -> None:
         super().__init__()
         self._axes = axes or {}
         self.counts: dict[tuple[str, int, str], CollectiveCount] = {}

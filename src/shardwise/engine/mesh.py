@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections.abc import Iterable
 from multiprocessing.util import Finalize
 
 import torch
@@ -22,13 +23,16 @@ from shardwise.pytorch.device import (
     is_accelerator,
     use,
 )
-from shardwise.spec.mesh import AXES, Axis, Mesh
+from shardwise.spec.mesh import AXES, Mesh
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 
 # Seconds in which a thread on a busy machine releases its tensors.
 _SETTLE_S = 0.1
 REPLICATE, SHARD, CONTEXT, TENSOR = AXES
+# With expert parallelism, the devices of shard and context are also seen as groups that divide the
+# experts among them, and as groups that hold and shard the same experts.
+EXPERT, EXPERT_SHARD = "expert", "expert_shard"
 
 
 def world() -> tuple[int, int]:
@@ -174,13 +178,34 @@ def context_group(strategy: Strategy) -> dist.ProcessGroup:
     return group
 
 
-def axes_of_groups(mesh: DeviceMesh, context: dist.ProcessGroup | None = None) -> dict[str, Axis]:
+def expert_mesh(strategy: Strategy, device_type: str) -> DeviceMesh:
+    """The mesh of experts: "replicate" if there are replicas, "expert_shard" and "expert".
+
+    Expert groups are neighbours, so that they fill a node first.
+    """
+    mesh = strategy.mesh
+    shape = [mesh.replicate, mesh.states // strategy.expert, strategy.expert]
+    names = (REPLICATE, EXPERT_SHARD, EXPERT)
+    first = 0 if mesh.replicate > 1 else 1
+    ranks = ranks_of(strategy).reshape(shape[first:])
+    return DeviceMesh(device_type, ranks, mesh_dim_names=names[first:])
+
+
+def sharding_mesh_of_experts(mesh: DeviceMesh) -> DeviceMesh:
+    """The part of the mesh of experts over which `fully_shard` shards them."""
+    names = tuple(name for name in mesh.mesh_dim_names or () if name != EXPERT)
+    return mesh[names]
+
+
+def axes_of_groups(
+    meshes: Iterable[DeviceMesh | None], context: dist.ProcessGroup | None = None
+) -> dict[str, str]:
     """The axis of each process group, by the name of the group.
 
     A mesh with one axis uses the group of all processes, which the trainer uses too.
     """
-    axes: dict[str, Axis] = {}
-    for name in AXES:
-        if name in (mesh.mesh_dim_names or ()):
+    axes: dict[str, str] = {}
+    for mesh in filter(None, meshes):
+        for name in mesh.mesh_dim_names or ():
             axes.setdefault(mesh.get_group(name).group_name, name)
     return {**axes, context.group_name: CONTEXT} if context is not None else axes

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
@@ -21,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardwise.engine.adapter import FrozenWeights, check_adapter, is_quantised
 from shardwise.engine.compress import compress_gradients
 from shardwise.engine.context import divide_sequences
+from shardwise.engine.expert import ExpertParallel
 from shardwise.engine.fused_loss import apply_fused_loss
 from shardwise.engine.local_parts import keep_local_parts
 from shardwise.engine.loss import apply_chunked_loss
@@ -80,9 +82,8 @@ def parallelize(
     mesh = mesh or make_mesh(strategy, device.type)
     divided = mesh and tensor_mesh(mesh)
     tensor = TensorParallel(model, strategy, divided) if divided else None
-    context = context_group(strategy) if strategy.context > 1 else None
-    if context is not None:
-        divide_sequences(model, strategy, context, device.type)
+    expert = ExpertParallel(model, strategy, device.type) if strategy.expert > 1 else None
+    context = _divide_sequences(model, strategy, device.type) if strategy.context > 1 else None
     _change_forward(model, blocks, strategy)
 
     def prepare(members: Sequence[nn.Module]) -> None:
@@ -93,7 +94,7 @@ def parallelize(
 
     if strategy.sharded:
         assert mesh is not None
-        _shard(parts, root, strategy, fsdp_mesh(mesh), prepare)
+        _shard(parts, root, strategy, fsdp_mesh(mesh), prepare, expert)
         _check_sharded(model)
     else:
         # Block by block: frozen weights are small once they are stored.
@@ -106,7 +107,8 @@ def parallelize(
         assert mesh is not None
         keep_local_parts(model)
         model = _replicate(parts, strategy, fsdp_mesh(mesh))
-    return store_strategy(model, strategy, axes_of_groups(mesh, context) if mesh else {})
+    meshes = [mesh, expert.mesh if expert is not None else None]
+    return store_strategy(model, strategy, axes_of_groups(meshes, context))
 
 
 def _check_can_run(strategy: Strategy, device: torch.device) -> None:
@@ -117,13 +119,18 @@ def _check_can_run(strategy: Strategy, device: torch.device) -> None:
             f"strategy.attention: {strategy.attention} is planned and exported, not trained; leave "
             "it out, or export the run"
         )
-    if strategy.expert > 1:
-        raise SpecError("strategy.expert: expert parallelism is not trained yet; leave it out")
     if strategy.linear_dtype is not None:
         raise SpecError(
             f"strategy.linear_dtype: products in {strategy.linear_dtype} are planned, not trained; "
             "leave it out, or export the run"
         )
+
+
+def _divide_sequences(model: nn.Module, strategy: Strategy, device_type: str) -> dist.ProcessGroup:
+    """Make the model attend over sequences that a context group divides; return the group."""
+    group = context_group(strategy)
+    divide_sequences(model, strategy, group, device_type)
+    return group
 
 
 def _change_forward(model: nn.Module, blocks: Sequence[nn.Module], strategy: Strategy) -> None:
@@ -163,6 +170,7 @@ def _shard(
     strategy: Strategy,
     mesh: DeviceMesh,
     prepare: Callable[[Sequence[nn.Module]], None],
+    expert: ExpertParallel | None = None,
 ) -> None:
     """Apply fully_shard to units of blocks, then to the root; `prepare` is called before each.
 
@@ -178,6 +186,8 @@ def _shard(
     def unit(members: list[nn.Module], reshard: bool | int | None) -> FSDPModule:
         """Make `members` one FSDP unit; return its first module."""
         prepare(members)
+        if expert is not None:
+            expert.unit(members, reshard, settings)
         together = members if len(members) > 1 else members[0]
         fully_shard(together, reshard_after_forward=reshard, **settings)
         return cast(FSDPModule, members[0])

@@ -12,7 +12,6 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.engine.annotate import NO_SYNC, SYNC, annotated
-from shardwise.spec.mesh import Axis
 from shardwise.spec.strategy import Strategy
 
 _MARK, _SET, _AXES = "_shardwise_strategy", "_shardwise_sync", "_shardwise_axes"
@@ -20,7 +19,7 @@ _ENTERED = "_shardwise_entered"
 
 
 def store_strategy(
-    model: nn.Module, strategy: Strategy, axes: Mapping[str, Axis] | None = None
+    model: nn.Module, strategy: Strategy, axes: Mapping[str, str] | None = None
 ) -> nn.Module:
     """Store the resolved strategy and the axis of each process group, by name, on the model."""
     object.__setattr__(model, _MARK, strategy)
@@ -40,7 +39,7 @@ def strategy_of(model: nn.Module) -> Strategy:
     return cast(Strategy, strategy)
 
 
-def parallel_axes(model: nn.Module) -> dict[str, Axis]:
+def parallel_axes(model: nn.Module) -> dict[str, str]:
     """The axis of each process group that `parallelize` used, by the name of the group."""
     return dict(getattr(model, _AXES, {}))
 

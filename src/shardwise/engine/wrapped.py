@@ -22,7 +22,6 @@ from shardwise.pytorch.private import (
     unsharded_parameter,
 )
 from shardwise.spec.dtype import DType
-from shardwise.spec.mesh import Axis
 from shardwise.spec.strategy import Strategy
 from shardwise.step.profile import CollectiveProfile
 from shardwise.units.module import TORCH_DTYPES
@@ -84,13 +83,13 @@ def _sharded(groups: list[_Group], settings: dict[str, object]) -> Strategy:
     return Strategy.read({**fields, **settings})
 
 
-def axes_of(model: nn.Module) -> dict[str, Axis]:
+def axes_of(model: nn.Module) -> dict[str, str]:
     """The axis of each process group of a model, by the name of the group."""
     if is_parallel(model):
         return parallel_axes(model)
     if isinstance(model, DistributedDataParallel):
         return {model.process_group.group_name: "replicate"}
-    axes: dict[str, Axis] = {}
+    axes: dict[str, str] = {}
     for group in _groups(model):
         mesh = group.state.mesh_info
         axes.setdefault(mesh.shard_process_group.group_name, "shard")

@@ -11,6 +11,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -107,6 +108,15 @@ def exchange(parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return all_to_all_single_autograd(parts, None, None, group)
 
 
+def exchange_rows(
+    rows: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup
+) -> torch.Tensor:
+    """Send the next `sent[n]` rows to rank n (all-to-all); return `received[n]` rows of each."""
+    from torch.distributed._functional_collectives import all_to_all_single_autograd
+
+    return all_to_all_single_autograd(rows, received, sent, group)
+
+
 # ---- tensors and modules -------------------------------------------------------------------------
 
 # Parts of parameter names that torch.compile, activation checkpointing and FSDP1 add.
@@ -143,6 +153,23 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
             yield from plain_tensors(getattr(tensor, name))
     else:
         yield tensor
+
+
+@contextmanager
+def with_plain_parameters(module: nn.Module) -> Iterator[None]:
+    """Context in which a module's own DTensor parameters are their local tensors, with gradients.
+
+    `fully_shard` gathers what is also divided along another mesh as a DTensor, and kernels that
+    know no DTensors read attributes of the module. Torch has no public way to exchange these.
+    """
+    kept = dict(module._parameters)
+    for name, parameter in kept.items():
+        if parameter is not None and hasattr(parameter, "to_local"):
+            module._parameters[name] = parameter.to_local()
+    try:
+        yield
+    finally:
+        module._parameters.update(kept)
 
 
 def parameter_reset(module: nn.Module) -> Any:
