@@ -19,38 +19,44 @@ if TYPE_CHECKING:
     from shardwise.trials.calibrate.machine.quality import Doubt
 
 
+_FromRun = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--from-run",
+        help="Run folder on this cluster, to fit instead of measuring; repeat for several "
+        "different runs.",
+        show_default=False,
+    ),
+]
+_Output = Annotated[Path, typer.Option("--output", "-o", help="TOML file to write the cluster to.")]
+_Nproc = Annotated[
+    int | None,
+    typer.Option(
+        "--nproc",
+        min=1,
+        help="Processes on this machine; default: all GPUs, or two CPU processes.",
+    ),
+]
+_Device = Annotated[
+    str | None,
+    typer.Option(help="Device of the catalogue, to state rates as shares of its peak."),
+]
+_Network = Annotated[
+    str | None,
+    typer.Option(help="Nominal network bandwidth per device, such as 400Gbps."),
+]
+_Force = Annotated[
+    bool, typer.Option("--force", help="Write the file even if the measurement is poor.")
+]
+
+
 def calibrate(
-    from_run: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--from-run",
-            help="Run folder on this cluster, to fit instead of measuring; repeat for several "
-            "different runs.",
-            show_default=False,
-        ),
-    ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="TOML file to write the cluster to.")
-    ] = Path("cluster.toml"),
-    nproc: Annotated[
-        int | None,
-        typer.Option(
-            "--nproc",
-            min=1,
-            help="Processes on this machine; default: all GPUs, or two CPU processes.",
-        ),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="Device of the catalogue, to state rates as shares of its peak."),
-    ] = None,
-    network: Annotated[
-        str | None,
-        typer.Option(help="Nominal network bandwidth per device, such as 400Gbps."),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Write the file even if the measurement is poor.")
-    ] = False,
+    from_run: _FromRun = None,
+    output: _Output = Path("cluster.toml"),
+    nproc: _Nproc = None,
+    device: _Device = None,
+    network: _Network = None,
+    force: _Force = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure this machine, or fit runs on it, and write a cluster file for --cluster.

@@ -29,20 +29,21 @@ class Section(StrEnum):
     software = "software"
 
 
+_Section = Annotated[
+    str,
+    typer.Argument(
+        help="models, devices, instances, accuracy, kernels or software.",
+        autocompletion=lambda: list(Section),
+    ),
+]
+_Name = Annotated[str | None, typer.Argument(help="One entry: all its figures and their sources.")]
+_Device = Annotated[str | None, typer.Option(help="With accuracy or kernels: of this device only.")]
+
+
 def catalog(
-    section: Annotated[
-        str,
-        typer.Argument(
-            help="models, devices, instances, accuracy, kernels or software.",
-            autocompletion=lambda: list(Section),
-        ),
-    ] = Section.models.value,
-    name: Annotated[
-        str | None, typer.Argument(help="One entry: all its figures and their sources.")
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="With accuracy or kernels: of this device only.")
-    ] = None,
+    section: _Section = Section.models.value,
+    name: _Name = None,
+    device: _Device = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
     as_markdown: MarkdownOption = False,

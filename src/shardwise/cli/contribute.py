@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from shardwise.runs.contribution.record import Contribution
 
 
+_Run = Annotated[
+    Path,
+    typer.Argument(
+        help="Folder of a finished run, or the file that accept wrote.", show_default=False
+    ),
+]
+
+
 def contribute(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            help="Folder of a finished run, or the file that accept wrote.", show_default=False
-        ),
-    ],
+    run: _Run,
     output: Annotated[Path, typer.Option("--output", "-o", help="The JSON file to write.")] = Path(
         "contribution.json"
     ),

@@ -19,43 +19,50 @@ if TYPE_CHECKING:
 _RESULT = "SHARDWISE_DOCTOR_RESULT"
 
 
+_Run = Annotated[
+    Path | None,
+    typer.Argument(
+        help="The run.toml; without one, this machine's devices are checked.",
+        show_default=False,
+    ),
+]
+_Nproc = Annotated[
+    int | None,
+    typer.Option("--nproc", min=1, help="Devices to use; default: all GPUs, or two CPU processes."),
+]
+_Only = Annotated[
+    str | None, typer.Option(help="Checks of devices, separated by commas; default: all.")
+]
+_Skip = Annotated[
+    str | None, typer.Option(help="Checks of devices to leave out, separated by commas.")
+]
+_Device = Annotated[
+    str | None,
+    typer.Option(help="Device of the catalogue; default: the one that torch's name means."),
+]
+_Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", help="JSON file for the results of devices; default: accept.json."
+    ),
+]
+_Deadline = Annotated[
+    float | None,
+    typer.Option(
+        min=1,
+        help="Seconds until a check of devices has failed; default: 600.",
+    ),
+]
+
+
 def doctor(
-    run: Annotated[
-        Path | None,
-        typer.Argument(
-            help="The run.toml; without one, this machine's devices are checked.",
-            show_default=False,
-        ),
-    ] = None,
-    nproc: Annotated[
-        int | None,
-        typer.Option(
-            "--nproc", min=1, help="Devices to use; default: all GPUs, or two CPU processes."
-        ),
-    ] = None,
-    only: Annotated[
-        str | None, typer.Option(help="Checks of devices, separated by commas; default: all.")
-    ] = None,
-    skip: Annotated[
-        str | None, typer.Option(help="Checks of devices to leave out, separated by commas.")
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="Device of the catalogue; default: the one that torch's name means."),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="JSON file for the results of devices; default: accept.json."
-        ),
-    ] = None,
-    deadline: Annotated[
-        float | None,
-        typer.Option(
-            min=1,
-            help="Seconds until a check of devices has failed; default: 600.",
-        ),
-    ] = None,
+    run: _Run = None,
+    nproc: _Nproc = None,
+    only: _Only = None,
+    skip: _Skip = None,
+    device: _Device = None,
+    output: _Output = None,
+    deadline: _Deadline = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check a run before training, or this machine's devices.

@@ -3,90 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardwise.cli.options import (
-    AdapterOption,
-    ClusterOption,
-    CompileOption,
-    GlobalBatchOption,
-    LossOption,
-    MeasuredOption,
-    ModelOption,
-    OffloadActivationsOption,
-    OffloadOptimizerOption,
-    OffloadOption,
-    OptimizerOption,
-    PrecisionOption,
-    SeqLenOption,
-    SoftwareOption,
-    StatesOption,
-)
 from shardwise.cli.output import JsonOption, print_json
-from shardwise.cli.values import flag_or_size, lowercase, number_or_word
+from shardwise.cli.settings import takes
 from shardwise.spec.foreign_text import echo
-from shardwise.spec.states import offload_of
 
 if TYPE_CHECKING:
     from shardwise.spec.run import RunSpec
 
 
+@takes(*("model", "cluster", "strategy", "seq_len", "micro_batch", "accumulate", "global_batch"),
+       *("optimizer", "adapter", "precision", "states", "software", "measured", "recompute"),
+       *("grad_sync", "reshard_after_forward", "blocks_per_unit", "prefetch", "split_root"),
+       *("loss", "offload", "offload_optimizer", "offload_activations", "compile"))  # fmt: skip
 def estimate(
     run: Annotated[
         Path | None, typer.Argument(help="A run.toml to start from.", show_default=False)
     ] = None,
-    model: ModelOption = None,
-    cluster: ClusterOption = None,
-    strategy: Annotated[
-        str | None, typer.Option(help="single, ddp, zero1, zero2, zero3, hsdp, or zero3:8.")
-    ] = None,
-    seq_len: SeqLenOption = None,
-    micro_batch: Annotated[
-        int | None, typer.Option(help="Sequences per device at a time; 1.")
-    ] = None,
-    accumulate: Annotated[
-        int | None, typer.Option(help="Micro-batches per optimizer step; 1.")
-    ] = None,
-    global_batch: GlobalBatchOption = None,
-    precision: PrecisionOption = None,
-    states: StatesOption = None,
-    software: SoftwareOption = None,
-    measured: MeasuredOption = None,
-    recompute: Annotated[
-        str | None, typer.Option(help="none, selective, full, or a share of blocks such as 0.5.")
-    ] = None,
-    optimizer: OptimizerOption = None,
-    adapter: AdapterOption = None,
-    grad_sync: Annotated[
-        str | None,
-        typer.Option(
-            help="When gradients are reduced: every micro-batch, local (in groups at once) or "
-            "last; last for ddp and zero1, else every."
-        ),
-    ] = None,
-    reshard_after_forward: Annotated[
-        str | None,
-        typer.Option(
-            help="true (zero3), false (the others), or a group size: gathered from fewer devices."
-        ),
-    ] = None,
-    blocks_per_unit: Annotated[
-        int | None, typer.Option(help="Blocks in one fully_shard group; 1.")
-    ] = None,
-    prefetch: Annotated[
-        int | None, typer.Option(help="Units gathered ahead in the backward; 1.")
-    ] = None,
-    split_root: Annotated[
-        bool | None,
-        typer.Option("--split-root", help="Embedding and head in fully_shard groups of their own."),
-    ] = None,
-    loss: LossOption = None,
-    offload: OffloadOption = None,
-    offload_optimizer: OffloadOptimizerOption = None,
-    offload_activations: OffloadActivationsOption = None,
-    compile_: CompileOption = None,
     nnodes: Annotated[
         str | None,
         typer.Option(
@@ -100,6 +36,8 @@ def estimate(
         typer.Option(help="Write the simulated step for Perfetto: step.json or step.json.gz."),
     ] = None,
     as_json: JsonOption = False,
+    measured: Any = (),
+    **settings: Any,
 ) -> None:
     """Memory, traffic and time of one configuration, term by term.
 
@@ -114,35 +52,11 @@ def estimate(
     if nnodes is not None and trace is not None:
         raise SpecError("--trace: draws one configuration; leave out --nnodes")
 
-    described = describe_run(
-        model,
-        cluster,
-        strategy,
-        run=run,
-        seq_len=seq_len,
-        global_batch=global_batch,
-        optimizer=lowercase(optimizer),
-        adapter=adapter,
-        precision=lowercase(precision),
-        states=lowercase(states),
-        software=lowercase(software),
-        micro_batch=micro_batch,
-        accumulate=accumulate,
-        recompute=number_or_word(recompute),
-        grad_sync=lowercase(grad_sync),
-        reshard_after_forward=flag_or_size(reshard_after_forward),
-        blocks_per_unit=blocks_per_unit,
-        prefetch=prefetch,
-        split_root=split_root,
-        loss=lowercase(loss),
-        offload=offload_of(offload, offload_optimizer, offload_activations),
-        compile=compile_,
-        resolved=nnodes is None,
-    )
+    described = describe_run(run=run, resolved=nnodes is None, **settings)
     if nnodes is not None:
         _show_sizes(described, nnodes, as_json)
         return
-    described = corrected_by_measured(described, measured or ())
+    described = corrected_by_measured(described, measured)
     profile = estimate_run(described)
     if trace is not None:
         _write_trace(described, trace)

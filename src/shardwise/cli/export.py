@@ -16,58 +16,62 @@ if TYPE_CHECKING:
     from shardwise.spec.run import RunSpec
     from shardwise.spec.strategy import Strategy
     from shardwise.stacks.write.edits import Edit
-    from shardwise.stacks.write.exported import Target
+    from shardwise.stacks.write.exported import Exported, Target
+
+
+_To = Annotated[
+    str,
+    typer.Option(
+        help="accelerate, trainer (transformers), trl, axolotl, llama-factory, deepspeed, "
+        "torchtitan, megatron-bridge, lightning, python, slurm or kubernetes.",
+        autocompletion=complete.stacks,
+    ),
+]
+_Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="File to write; default: standard output."),
+]
+_Against = Annotated[
+    Path | None,
+    typer.Option(help="A file of yours for the same stack: print what to edit in it instead."),
+]
+_Partition = Annotated[str | None, typer.Option(help="Slurm partition; default: the cluster's.")]
+_Account = Annotated[str | None, typer.Option(help="Slurm account to charge; default: the user's.")]
+_Time = Annotated[
+    str | None,
+    typer.Option(
+        help="Time limit, HH:MM:SS or D-HH:MM:SS; default: 24:00:00 for Slurm, none for Kubernetes."
+    ),
+]
+_Env = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Variable of the job's environment, NAME=VALUE; repeat it for more.",
+        show_default=False,
+    ),
+]
+_Setup = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Command before a Slurm job starts training, such as 'module load cuda'; repeat "
+        "it for more.",
+        show_default=False,
+    ),
+]
+_Spares = Annotated[int, typer.Option(min=0, help="Nodes that wait until one that trains is lost.")]
 
 
 def export(
     run: Annotated[Path, typer.Argument(help="The run.toml to export.")],
-    to: Annotated[
-        str,
-        typer.Option(
-            help="accelerate, trainer (transformers), trl, axolotl, llama-factory, deepspeed, "
-            "torchtitan, megatron-bridge, lightning, python, slurm or kubernetes.",
-            autocompletion=complete.stacks,
-        ),
-    ],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="File to write; default: standard output."),
-    ] = None,
-    against: Annotated[
-        Path | None,
-        typer.Option(help="A file of yours for the same stack: print what to edit in it instead."),
-    ] = None,
-    partition: Annotated[
-        str | None, typer.Option(help="Slurm partition; default: the cluster's.")
-    ] = None,
-    account: Annotated[
-        str | None, typer.Option(help="Slurm account to charge; default: the user's.")
-    ] = None,
-    time: Annotated[
-        str | None,
-        typer.Option(
-            help="Time limit, HH:MM:SS or D-HH:MM:SS; default: 24:00:00 for Slurm, none for "
-            "Kubernetes."
-        ),
-    ] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Variable of the job's environment, NAME=VALUE; repeat it for more.",
-            show_default=False,
-        ),
-    ] = None,
-    setup: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Command before a Slurm job starts training, such as 'module load cuda'; repeat "
-            "it for more.",
-            show_default=False,
-        ),
-    ] = None,
-    spares: Annotated[
-        int, typer.Option(min=0, help="Nodes that wait until one that trains is lost.")
-    ] = 0,
+    to: _To,
+    output: _Output = None,
+    against: _Against = None,
+    partition: _Partition = None,
+    account: _Account = None,
+    time: _Time = None,
+    env: _Env = None,
+    setup: _Setup = None,
+    spares: _Spares = 0,
     image: Annotated[str | None, typer.Option(help="Image of Kubernetes' containers.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -102,11 +106,7 @@ def export(
         check_output(output, suffix=Path(written.name).suffix)
         output.write_text(written.text, encoding="utf-8")
     figures, problem = _predicted(described, written.applied, stack)
-    changes = None
-    if against is not None:
-        from shardwise.stacks.write.edits import edits_of
-
-        changes = edits_of(described, written, stack, against)
+    changes = None if against is None else _edits(described, written, stack, against)
     if as_json:
         edits = {} if changes is None else {"edits": [one.to_dict() for one in changes]}
         print_json({**exported_dict(written, described, figures), **edits})
@@ -115,11 +115,17 @@ def export(
         _print_edits(changes, str(against))
     elif output is None:
         echo(written.text, end="")
-    file = str(output) if output else None
-    errors = plain_console(stderr=True)
-    print_exported(written, described, figures, stack=stack, file=file, console=errors)
+    stderr, file = plain_console(stderr=True), target.file
+    print_exported(written, described, figures, stack=stack, file=file, console=stderr)
     if problem:
         echo(f"note: figures are not predicted: {problem}", err=True)
+
+
+def _edits(run: RunSpec, written: Exported, stack: str, file: Path) -> list[Edit]:
+    """What to edit in the user's file instead; `stacks` reads it only when asked."""
+    from shardwise.stacks.write.edits import edits_of
+
+    return edits_of(run, written, stack, file)
 
 
 def _print_edits(changes: list[Edit], file: str) -> None:

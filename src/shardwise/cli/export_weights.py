@@ -23,29 +23,36 @@ class ExportType(StrEnum):
     fp32 = "fp32"
 
 
+_Run = Annotated[
+    str,
+    typer.Argument(help="Run folder or one checkpoint (path or URL).", show_default=False),
+]
+_Output = Annotated[
+    Path,
+    typer.Option(
+        "--output", "-o", help="Folder to write; must be new or empty.", show_default=False
+    ),
+]
+_Step = Annotated[
+    int | None, typer.Option(min=0, help="Step to export.", show_default="the newest intact")
+]
+_Dtype = Annotated[
+    ExportType | None,
+    typer.Option(help="Convert weights to this dtype.", show_default="as saved"),
+]
+_Merge = Annotated[
+    bool,
+    typer.Option("--merge", help="Merge the adapters into the base model.", show_default=False),
+]
+
+
 def export_weights(
-    run: Annotated[
-        str,
-        typer.Argument(help="Run folder or one checkpoint (path or URL).", show_default=False),
-    ],
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output", "-o", help="Folder to write; must be new or empty.", show_default=False
-        ),
-    ],
-    step: Annotated[
-        int | None, typer.Option(min=0, help="Step to export.", show_default="the newest intact")
-    ] = None,
-    dtype: Annotated[
-        ExportType | None,
-        typer.Option(help="Convert weights to this dtype.", show_default="as saved"),
-    ] = None,
+    run: _Run,
+    output: _Output,
+    step: _Step = None,
+    dtype: _Dtype = None,
     shard_size: Annotated[str, typer.Option(help="Maximum size of one safetensors file.")] = "5GB",
-    merge: Annotated[
-        bool,
-        typer.Option("--merge", help="Merge the adapters into the base model.", show_default=False),
-    ] = False,
+    merge: _Merge = False,
     as_json: JsonOption = False,
 ) -> None:
     """Export the weights of a run as a folder that Hugging Face transformers loads.

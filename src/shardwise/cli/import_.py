@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from shardwise.cli.options import ClusterOption, ModelOption
 from shardwise.cli.output import JsonOption, check_output, print_json
+from shardwise.cli.settings import takes
 from shardwise.spec.foreign_text import echo
 
 
+@takes("model", "cluster")
 def import_(
     file: Annotated[
         Path,
@@ -21,8 +22,8 @@ def import_(
             "(Python or TOML), or a Python script with FSDP or DDP. Scripts are read, never run."
         ),
     ],
-    model: ModelOption = None,
-    cluster: ClusterOption = None,
+    model: str | None = None,
+    cluster: str | None = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="run.toml to write; default: standard output."),

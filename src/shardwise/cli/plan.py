@@ -4,31 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardwise.cli.options import (
-    AdapterOption,
-    ClusterOption,
-    CompileOption,
-    DeadlineOption,
-    GlobalBatchOption,
-    LossOption,
-    MeasuredOption,
-    ModelOption,
-    OffloadActivationsOption,
-    OffloadOptimizerOption,
-    OffloadOption,
-    OptimizerOption,
-    PrecisionOption,
-    PriceOption,
-    SeqLenOption,
-    SoftwareOption,
-    StackOption,
-    StatesOption,
-    TokensOption,
-)
+from shardwise.cli.options import DeadlineOption, PriceOption, StackOption, TokensOption
 from shardwise.cli.output import (
     CsvOption,
     Format,
@@ -39,9 +19,9 @@ from shardwise.cli.output import (
     print_json,
     print_table,
 )
+from shardwise.cli.settings import takes
 from shardwise.cli.values import lowercase
 from shardwise.spec.foreign_text import echo
-from shardwise.spec.states import offload_of
 
 if TYPE_CHECKING:
     from shardwise.planning.plan import Plan
@@ -58,66 +38,60 @@ class Goal(StrEnum):
     money = "money"
 
 
+_Run = Annotated[
+    Path | None,
+    typer.Argument(help="A run.toml to start from; its strategy is compared.", show_default=False),
+]
+_Current = Annotated[
+    Path | None,
+    typer.Option(help="Compare with this run.toml or stack's file."),
+]
+_ExactBatch = Annotated[
+    bool,
+    typer.Option(
+        "--exact-batch",
+        help="Keep --global-batch exactly; else up to 5% more or less where it divides better.",
+    ),
+]
+_Objective = Annotated[
+    Goal,
+    typer.Option(metavar="GOAL", help="What to optimise: throughput, memory, sequence or money."),
+]
+_LowPrecisionReduce = Annotated[
+    bool,
+    typer.Option(
+        "--allow-low-precision-reduce",
+        help="Also try reducing gradients in bf16, which changes the arithmetic.",
+    ),
+]
+_Explain = Annotated[
+    bool, typer.Option("--explain", help="Show all that was weighed, with --top layouts.")
+]
+_Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Write the chosen run.toml here.")
+]
+
+
+@takes(*("model", "cluster", "seq_len", "global_batch", "optimizer", "adapter", "precision"),
+       *("states", "software", "measured", "loss", "offload", "offload_optimizer"),
+       *("offload_activations", "compile"))  # fmt: skip
 def plan(
-    run: Annotated[
-        Path | None,
-        typer.Argument(
-            help="A run.toml to start from; its strategy is compared.", show_default=False
-        ),
-    ] = None,
-    current: Annotated[
-        Path | None,
-        typer.Option(help="Compare with this run.toml or stack's file."),
-    ] = None,
-    model: ModelOption = None,
-    cluster: ClusterOption = None,
-    seq_len: SeqLenOption = None,
-    global_batch: GlobalBatchOption = None,
-    exact_batch: Annotated[
-        bool,
-        typer.Option(
-            "--exact-batch",
-            help="Keep --global-batch exactly; else up to 5% more or less where it divides better.",
-        ),
-    ] = False,
-    optimizer: OptimizerOption = None,
-    adapter: AdapterOption = None,
-    precision: PrecisionOption = None,
-    states: StatesOption = None,
-    software: SoftwareOption = None,
-    measured: MeasuredOption = None,
-    objective: Annotated[
-        Goal,
-        typer.Option(
-            metavar="GOAL", help="What to optimise: throughput, memory, sequence or money."
-        ),
-    ] = Goal.throughput,
+    run: _Run = None,
+    current: _Current = None,
+    exact_batch: _ExactBatch = False,
+    objective: _Objective = Goal.throughput,
     tokens: TokensOption = None,
     price: PriceOption = None,
     deadline: DeadlineOption = None,
-    low_precision_reduce: Annotated[
-        bool,
-        typer.Option(
-            "--allow-low-precision-reduce",
-            help="Also try reducing gradients in bf16, which changes the arithmetic.",
-        ),
-    ] = False,
-    loss: LossOption = None,
-    offload: OffloadOption = None,
-    offload_optimizer: OffloadOptimizerOption = None,
-    offload_activations: OffloadActivationsOption = None,
-    compile_: CompileOption = None,
+    low_precision_reduce: _LowPrecisionReduce = False,
     for_stack: StackOption = None,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Show all that was weighed, with --top layouts.")
-    ] = False,
+    explain: _Explain = False,
     top: Annotated[int, typer.Option(help="Layouts to show.", min=1, max=50)] = 5,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the chosen run.toml here.")
-    ] = None,
+    output: _Output = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
     as_markdown: MarkdownOption = False,
+    **settings: Any,
 ) -> None:
     """Search for the best configuration and explain the choice.
 
@@ -125,54 +99,56 @@ def plan(
     """
     from shardwise.planning.api import plan_run
     from shardwise.planning.money import read_budget
-    from shardwise.planning.record import devices_in_time, plan_record
-    from shardwise.report.plan import print_plan
-    from shardwise.report.plan_explained import print_explained
-    from shardwise.report.plan_table import plan_table
     from shardwise.spec.run import replace_run
 
     form = output_format(as_json, as_csv, as_markdown)
     if output is not None:
         check_output(output, suffix=".toml")
+    stack = lowercase(for_stack)
     found, chosen = plan_run(
-        model,
-        cluster,
         run=run,
         current=current,
-        seq_len=seq_len,
-        global_batch=global_batch,
-        optimizer=lowercase(optimizer),
-        adapter=adapter,
-        precision=lowercase(precision),
-        states=lowercase(states),
-        software=lowercase(software),
-        measured=measured or (),
-        loss=lowercase(loss),
-        offload=offload_of(offload, offload_optimizer, offload_activations),
-        compile=compile_,
-        for_stack=lowercase(for_stack),
+        for_stack=stack,
         objective=objective.value,
         low_precision_reduce=low_precision_reduce,
         batch_tolerance=0.0 if exact_batch else None,
         in_full=explain or form is not Format.screen,
         budget=read_budget(tokens, price, deadline),
+        **settings,
     )
     if output is not None and chosen is not None:
         replace_run(output, chosen.from_weights())
-    more = devices_in_time(found)
-    if form is Format.json:
-        print_json(plan_record(found, lowercase(for_stack), more))
-    elif form is not Format.screen:
-        print_table(plan_table(found, top), form)
+    if form is Format.screen:
+        _print(found, _start(found, chosen, stack, output), top if explain else None)
     else:
-        start = _start(found, chosen, lowercase(for_stack), output)
-        if explain:
-            print_explained(found, start, top, more)
-        else:
-            print_plan(found, start, more)
+        _print_data(found, stack, form, top)
     _print_unsupported(current)
     if not found.succeeds:
         raise typer.Exit(1)
+
+
+def _print(found: Plan, start: Start, explained: int | None) -> None:
+    """Print a plan; with all that was weighed and `explained` layouts, unless that is None."""
+    from shardwise.planning.record import devices_in_time
+    from shardwise.report.plan import print_plan
+    from shardwise.report.plan_explained import print_explained
+
+    more = devices_in_time(found)
+    if explained is None:
+        print_plan(found, start, more)
+    else:
+        print_explained(found, start, explained, more)
+
+
+def _print_data(found: Plan, stack: str | None, form: Format, top: int) -> None:
+    """Print a plan as JSON, or the table of its `top` layouts."""
+    from shardwise.planning.record import devices_in_time, plan_record
+    from shardwise.report.plan_table import plan_table
+
+    if form is Format.json:
+        print_json(plan_record(found, stack, devices_in_time(found)))
+    else:
+        print_table(plan_table(found, top), form)
 
 
 def _start(found: Plan, chosen: RunSpec | None, stack: str | None, output: Path | None) -> Start:

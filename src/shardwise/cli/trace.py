@@ -15,40 +15,48 @@ if TYPE_CHECKING:
     from shardwise.spec.cluster import ClusterSpec
 
 
+_Files = Annotated[
+    list[Path],
+    typer.Argument(help="Traces of torch.profiler, one per rank, or a folder of them."),
+]
+_Cluster = Annotated[
+    str | None,
+    typer.Option(help="Cluster of the run (4x8xH100-SXM@400Gbps), to compare with its peaks."),
+]
+_Rules = Annotated[
+    Path | None,
+    typer.Option(help="TOML file with kernel name patterns and thresholds."),
+]
+_Run = Annotated[
+    Path | None,
+    typer.Option(help="run.toml of the traced run, to compare simulated and measured."),
+]
+_Timeline = Annotated[
+    Path | None,
+    typer.Option(help="With --run: write both steps for Perfetto (.json or .json.gz)."),
+]
+_Cache = Annotated[Path | None, typer.Option(help="Folder to cache parsed traces in, as Parquet.")]
+_Against = Annotated[
+    Path | None,
+    typer.Option(
+        help="An earlier trace or run folder: show what changed instead; exit 1 if a step "
+        "takes longer beyond noise. Of folders, the first rank is compared."
+    ),
+]
+_Top = Annotated[
+    int, typer.Option(help="With --against: number of changes to show.", min=1, max=500)
+]
+
+
 def trace(
-    files: Annotated[
-        list[Path],
-        typer.Argument(help="Traces of torch.profiler, one per rank, or a folder of them."),
-    ],
-    cluster: Annotated[
-        str | None,
-        typer.Option(help="Cluster of the run (4x8xH100-SXM@400Gbps), to compare with its peaks."),
-    ] = None,
-    rules: Annotated[
-        Path | None,
-        typer.Option(help="TOML file with kernel name patterns and thresholds."),
-    ] = None,
-    run: Annotated[
-        Path | None,
-        typer.Option(help="run.toml of the traced run, to compare simulated and measured."),
-    ] = None,
-    timeline: Annotated[
-        Path | None,
-        typer.Option(help="With --run: write both steps for Perfetto (.json or .json.gz)."),
-    ] = None,
-    cache: Annotated[
-        Path | None, typer.Option(help="Folder to cache parsed traces in, as Parquet.")
-    ] = None,
-    against: Annotated[
-        Path | None,
-        typer.Option(
-            help="An earlier trace or run folder: show what changed instead; exit 1 if a step "
-            "takes longer beyond noise. Of folders, the first rank is compared."
-        ),
-    ] = None,
-    top: Annotated[
-        int, typer.Option(help="With --against: number of changes to show.", min=1, max=500)
-    ] = 15,
+    files: _Files,
+    cluster: _Cluster = None,
+    rules: _Rules = None,
+    run: _Run = None,
+    timeline: _Timeline = None,
+    cache: _Cache = None,
+    against: _Against = None,
+    top: _Top = 15,
     as_json: JsonOption = False,
 ) -> None:
     """Analyse profiler traces: main cause of lost time, evidence, suggested fix.

@@ -11,45 +11,48 @@ from shardwise.cli.launching import launch_or_join, result_json, with_steps
 from shardwise.cli.options import NameOption, ProcessesOption, RunFile
 from shardwise.cli.output import JsonOption, print_json
 
+_Nnodes = Annotated[
+    str | None,
+    typer.Option(
+        "--nnodes",
+        help="Hosts that train together: 4, or 1:4 for any number between; default: "
+        "PET_NNODES, or 1.",
+        show_default=False,
+    ),
+]
+_Steps = Annotated[int | None, typer.Option(min=1, help="Steps to train; overrides train.steps.")]
+_Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume", help="Resume --name from its last intact checkpoint; starts it if new."
+    ),
+]
+_Profile = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=1000, help="Profile this many steps, stop, and show where their time goes."
+    ),
+]
+_ProfileAfter = Annotated[int, typer.Option(min=1, help="With --profile: steps to run before.")]
+_ProfileMemory = Annotated[
+    bool,
+    typer.Option(
+        "--profile-memory",
+        help="With --profile: record memory too; slows the profiled steps a little.",
+    ),
+]
+
 
 def train(
     run: RunFile,
     nproc: ProcessesOption = None,
     name: NameOption = None,
-    nnodes: Annotated[
-        str | None,
-        typer.Option(
-            "--nnodes",
-            help="Hosts that train together: 4, or 1:4 for any number between; default: "
-            "PET_NNODES, or 1.",
-            show_default=False,
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps to train; overrides train.steps.")
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Resume --name from its last intact checkpoint; starts it if new."
-        ),
-    ] = False,
-    profile: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=1000, help="Profile this many steps, stop, and show where their time goes."
-        ),
-    ] = None,
-    profile_after: Annotated[
-        int, typer.Option(min=1, help="With --profile: steps to run before.")
-    ] = 5,
-    profile_memory: Annotated[
-        bool,
-        typer.Option(
-            "--profile-memory",
-            help="With --profile: record memory too; slows the profiled steps a little.",
-        ),
-    ] = False,
+    nnodes: _Nnodes = None,
+    steps: _Steps = None,
+    resume: _Resume = False,
+    profile: _Profile = None,
+    profile_after: _ProfileAfter = 5,
+    profile_memory: _ProfileMemory = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a run.toml and compare prediction and measurement.

@@ -17,26 +17,27 @@ if TYPE_CHECKING:
     from shardwise.trials.calibrate.tune import Candidate, Probe
 
 
+_Top = Annotated[int, typer.Option(min=1, max=100, help="Configurations to benchmark at most.")]
+_Strategies = Annotated[str, typer.Option(help="Strategies to consider, separated by commas.")]
+_Batches = Annotated[
+    str, typer.Option(help="Micro-batches to consider, as multiples of the run.toml's.")
+]
+_Timeout = Annotated[float, typer.Option(min=1, help="Seconds until a benchmark is killed.")]
+_Output = Annotated[
+    Path, typer.Option("--output", "-o", help="File for the fastest run, as run.toml.")
+]
+
+
 def tune(
     run: RunFile,
-    top: Annotated[
-        int, typer.Option(min=1, max=100, help="Configurations to benchmark at most.")
-    ] = 5,
-    strategies: Annotated[
-        str, typer.Option(help="Strategies to consider, separated by commas.")
-    ] = "ddp,zero2,zero3,hsdp",
-    batches: Annotated[
-        str, typer.Option(help="Micro-batches to consider, as multiples of the run.toml's.")
-    ] = "1,2,4",
+    top: _Top = 5,
+    strategies: _Strategies = "ddp,zero2,zero3,hsdp",
+    batches: _Batches = "1,2,4",
     nproc: ProcessesOption = None,
     steps: Annotated[int, typer.Option(min=8, help="Steps per benchmark.")] = 12,
-    timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds until a benchmark is killed.")
-    ] = 600,
+    timeout: _Timeout = 600,
     folder: Annotated[Path, typer.Option(help="Folder for all benchmarks.")] = Path("runs/tune"),
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="File for the fastest run, as run.toml.")
-    ] = Path("tuned.toml"),
+    output: _Output = Path("tuned.toml"),
     as_json: JsonOption = False,
 ) -> None:
     """Benchmark the most promising configurations and keep the fastest.

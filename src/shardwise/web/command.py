@@ -48,8 +48,8 @@ def plan_command(question: Question) -> str:
     if question.low_precision_reduce:
         words.append("--allow-low-precision-reduce")
     words += offload_option(parse_offload(question.offload)).split()
-    if question.compile is not None:
-        words.append("--compile" if question.compile else "--no-compile")
+    if question.compile:
+        words.append("--compile")
     return shlex.join([*words, "-o", "run.toml"])
 
 
