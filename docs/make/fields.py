@@ -105,9 +105,12 @@ def hints_of(record: Any) -> dict[str, Any]:
 
 def part_of(annotation: Any) -> tuple[Any, bool]:
     """The record inside an annotation, if any, and whether there may be several."""
-    candidates = [annotation, *_arguments(annotation)]
-    found = next((one for one in candidates if hasattr(one, "_fields")), None)
-    return found, found is not None and getattr(annotation, "__origin__", None) is tuple
+    for one in (annotation, *_arguments(annotation)):
+        if hasattr(one, "_fields"):
+            return one, getattr(annotation, "__origin__", None) is tuple
+        if getattr(one, "__origin__", None) is tuple and hasattr(one.__args__[0], "_fields"):
+            return one.__args__[0], True
+    return None, False
 
 
 def _may_lack(annotation: Any) -> bool:

@@ -7,7 +7,7 @@ of every key.
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -16,7 +16,7 @@ from make.values import either, schema_of
 from shardwise.spec import catalogue
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.calibration import Calibration
-from shardwise.spec.cluster import ClusterSpec, DeviceSpec
+from shardwise.spec.cluster import ClusterPart, ClusterSpec, DeviceSpec
 from shardwise.spec.evaluation import EvalSettings
 from shardwise.spec.families import FAMILIES
 from shardwise.spec.instance import instances
@@ -24,6 +24,7 @@ from shardwise.spec.job import Job
 from shardwise.spec.level import Level
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import SECTIONS
+from shardwise.spec.shares import Share
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import (
     CheckpointSettings,
@@ -35,7 +36,8 @@ from shardwise.spec.train import (
 )
 
 RECORDS: tuple[type[BaseModel], ...] = (
-    *(ModelSpec, Adapter, ClusterSpec, DeviceSpec, Calibration, Level, Job, Strategy),
+    *(ModelSpec, Adapter, ClusterSpec, ClusterPart, DeviceSpec, Calibration, Level, Job),
+    *(Strategy, Share),
     *(TrainSettings, ProfileSettings, MetricsSettings, CheckpointSettings, RestartSettings),
     *(DataSettings, EvalSettings),
 )
@@ -43,6 +45,7 @@ RECORDS: tuple[type[BaseModel], ...] = (
 _TEXT = {"type": "string"}
 _WORDS = {
     "ClusterSpec.device": _TEXT,
+    "ClusterPart.device": _TEXT,
     "TrainSettings.checkpoint": {"type": "boolean"},
     "DataSettings.path": _TEXT,
     "EvalSettings.data": {"type": ["string", "array"], "items": _TEXT},
@@ -58,6 +61,7 @@ _ENUMS = {
 # Words that an editor offers, among others.
 _OFFERED = {
     "ClusterSpec.device": lambda: list(catalogue.devices()),
+    "ClusterPart.device": lambda: list(catalogue.devices()),
     "ClusterSpec.instance": lambda: list(instances()),
 }
 _STARTS = {
@@ -140,8 +144,10 @@ def _table(record: type[BaseModel]) -> dict[str, Any]:
 
 def _field(record: type[BaseModel], key: str) -> dict[str, Any]:
     field, name = record.model_fields[key], f"{record.__name__}.{key}"
-    inner = _record_in(field.annotation)
+    inner, many = _record_in(field.annotation)
     schema = _table(inner) if inner else schema_of(field.annotation, field.metadata)
+    if many:
+        schema = {"type": "array", "items": schema, "minItems": 1}
     if name in _WORDS:
         schema = either(_WORDS[name], schema)
     if name in _OFFERED:
@@ -151,7 +157,13 @@ def _field(record: type[BaseModel], key: str) -> dict[str, Any]:
     return {**schema, "description": plain(meaning(record, key))}
 
 
-def _record_in(annotation: Any) -> type[BaseModel] | None:
-    """The record that a field holds, if it does."""
-    candidates = (annotation, *get_args(annotation))
-    return next((one for one in candidates if one in RECORDS), None)
+def _record_in(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+    """The record that a field holds, if it does, and whether it holds several."""
+    for one in (annotation, *get_args(annotation)):
+        if one in RECORDS:
+            return one, False
+        # A list, with or without what is said of its length.
+        listed = get_args(one)[0] if get_origin(one) is Annotated else one
+        if get_origin(listed) is tuple and get_args(listed)[0] in RECORDS:
+            return get_args(listed)[0], True
+    return None, False

@@ -48,9 +48,10 @@ def compare(
     from shardwise.cli.long import needs_torch
     from shardwise.report.compare_strategies import print_scores, scores_table
     from shardwise.spec.run import read_run
+    from shardwise.spec.unequal import check_equal
 
     form = output_format(as_json, as_csv, as_markdown)
-    described = read_run(run)
+    described = check_equal(read_run(run), "compare")
     runs = _runs(as_short_run(described, steps), strategies)
     needs_torch()
     processes = processes_for(described, nproc)

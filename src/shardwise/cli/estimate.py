@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from shardwise.spec.run import RunSpec
 
 
-@takes(*("model", "cluster", "strategy", "seq_len", "micro_batch", "accumulate", "global_batch"),
-       *("optimizer", "adapter", "precision", "states", "software", "measured", "recompute"),
+@takes(*("model", "cluster", "strategy", "seq_len", "micro_batch", "accumulate", "shares"),
+       *("global_batch", "optimizer", "adapter", "precision", "states", "software"),
+       *("measured", "recompute"),
        *("grad_sync", "reshard_after_forward", "blocks_per_unit", "prefetch", "split_root"),
        *("loss", "offload", "offload_optimizer", "offload_activations", "compile"))  # fmt: skip
 def estimate(
@@ -48,11 +49,14 @@ def estimate(
     from shardwise.report.estimate import print_estimate
     from shardwise.spec.question import describe_run
     from shardwise.spec.record import SpecError
+    from shardwise.spec.unequal import check_equal, is_unequal
 
     if nnodes is not None and trace is not None:
         raise SpecError("--trace: draws one configuration; leave out --nnodes")
 
     described = describe_run(run=run, resolved=nnodes is None, **settings)
+    if nnodes is not None or measured:
+        check_equal(described, "--measured" if measured else "--nnodes")
     if nnodes is not None:
         _show_sizes(described, nnodes, as_json)
         return
@@ -63,7 +67,7 @@ def estimate(
     if as_json:
         print_json(profile.to_dict())
     else:
-        fits = profile.known_memory.verdict == "fits"
+        fits = profile.known_memory.verdict == "fits" or is_unequal(described)
         print_estimate(described, profile, [] if fits else changes_to_fit_run(described))
     if not profile.known_memory.fits:
         raise typer.Exit(1)

@@ -84,6 +84,7 @@ def export(
     from shardwise.report.exported import exported_dict, print_exported
     from shardwise.report.screen import plain_console
     from shardwise.spec.run import read_run
+    from shardwise.spec.unequal import check_equal
     from shardwise.stacks.write.exported import Target
     from shardwise.stacks.write.exports import export_run
 
@@ -100,7 +101,7 @@ def export(
         image=image,
     )
     _check_accepted_options(stack, target)
-    described = read_run(run).resolved()
+    described = check_equal(read_run(run), "export").resolved()
     written = export_run(described, stack, target)
     if output is not None:
         check_output(output, suffix=Path(written.name).suffix)

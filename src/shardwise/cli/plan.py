@@ -97,7 +97,7 @@ def plan(
 
     Exits with 1 if no configuration fits, or none meets the deadline.
     """
-    from shardwise.planning.api import plan_run
+    from shardwise.planning.api import has_parts, plan_run, refuse_for_parts
     from shardwise.planning.money import read_budget
     from shardwise.spec.run import replace_run
 
@@ -105,6 +105,14 @@ def plan(
     if output is not None:
         check_output(output, suffix=".toml")
     stack = lowercase(for_stack)
+    if has_parts(settings["cluster"], run):
+        refused = {"--objective": objective is not Goal.throughput, "--current": current,
+                   "--tokens": tokens, "--price": price, "--deadline": deadline, "--for": stack,
+                   "--explain": explain, "--csv": as_csv, "--markdown": as_markdown,
+                   "--allow-low-precision-reduce": low_precision_reduce}  # fmt: skip
+        refuse_for_parts([name for name, given in refused.items() if given])
+        _plan_parts(run, settings, 0.0 if exact_batch else None, output, as_json)
+        return
     found, chosen = plan_run(
         run=run,
         current=current,
@@ -124,6 +132,31 @@ def plan(
         _print_data(found, stack, form, top)
     _print_unsupported(current)
     if not found.succeeds:
+        raise typer.Exit(1)
+
+
+def _plan_parts(
+    run: Path | None,
+    settings: dict[str, Any],
+    tolerance: float | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Plan a cluster of unequal parts, and print the plan; exit with 1 where they cannot pay."""
+    from shardwise.launch.command import start_command
+    from shardwise.planning.api import plan_parts
+    from shardwise.report.unequal import print_unequal_plan
+    from shardwise.spec.run import replace_run
+
+    found = plan_parts(run=run, batch_tolerance=tolerance, **settings)
+    if output is not None and found.chosen is not None:
+        replace_run(output, found.chosen.from_weights())
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        command = start_command(found.run.cluster, output or Path("run.toml"))
+        print_unequal_plan(found, command, str(output) if output else None)
+    if found.winner is None:
         raise typer.Exit(1)
 
 

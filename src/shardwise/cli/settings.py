@@ -64,6 +64,7 @@ SETTINGS: dict[str, Setting] = {
     ),
     "micro_batch": Setting("Sequences per device at a time; 1.", int),
     "accumulate": Setting("Micro-batches per optimizer step; 1.", int),
+    "shares": Setting("Micro-batches per step by part of an unequal cluster, such as 3,2."),
     "global_batch": Setting(
         "Tokens per optimizer step over all devices, such as 4M. Default: no gradient accumulation."
     ),

@@ -49,11 +49,12 @@ def tune(
     from shardwise.cli.long import needs_torch
     from shardwise.report.tune import print_tuned
     from shardwise.spec.run import read_run, replace_run
+    from shardwise.spec.unequal import check_equal
     from shardwise.trials.calibrate.fit import require_scipy
     from shardwise.trials.calibrate.tune import tune as search
 
     check_output(output, ".toml")
-    described = read_run(run)
+    described = check_equal(read_run(run), "tune")
     factors = _factors(batches)
     named = _named_strategies(described, strategies)
     require_scipy()

@@ -90,6 +90,7 @@ def whatif(
     from shardwise.planning.threshold import find_threshold as find_least
     from shardwise.planning.whatif import study
     from shardwise.spec.question import describe_run
+    from shardwise.spec.unequal import check_equal
 
     form = output_format(as_json, as_csv, as_markdown)
     of_fixed: dict[str, Any] = {
@@ -101,6 +102,7 @@ def whatif(
     asked = _read_asked(vary or [], least, target, loose, (tokens, price, deadline))
     of_fixed["recompute"] = number_or_word(recompute)
     described = describe_run(run=run, planned=not fixed, **of_fixed, **settings)
+    check_equal(described, "whatif")
     problem = Problem(described.model, described.cluster, described.job, described.strategy)
     kept = described.strategy if fixed else None
     answer = _Answer(

@@ -16,6 +16,7 @@ from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.read_file import read_json
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, read_run
+from shardwise.spec.unequal import check_equal
 from shardwise.units.load import job_units
 from shardwise.units.unit import ModelUnits
 
@@ -63,7 +64,7 @@ class Observation(NamedTuple):
 
 def read_observation(folder: Path) -> Observation:
     """Read a run folder: run.toml, measurement.json and, if the run was profiled, its traces."""
-    run = read_run(folder / "run.toml").resolved()
+    run = check_equal(read_run(folder / "run.toml"), "calibrate").resolved()
     path = folder / "measurement.json"
     try:
         step_s = float(read_json(path, "calibrate")["time"]["step_s"])

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from shardwise.predict.api import estimate_run
 from shardwise.spec.cluster import ClusterSpec
-from shardwise.spec.lookup import Model
+from shardwise.spec.lookup import Model, find_cluster
 from shardwise.spec.question import describe_run, read_base
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.settings import PlanSettings, RunSettings, keywords
 from shardwise.spec.states import parse_offload
 from shardwise.spec.strategy import Loss, Strategy
+from shardwise.spec.unequal import check_equal
 from shardwise.step.profile import StepProfile
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from shardwise.planning.plan import Objective, Plan
     from shardwise.planning.problem import Problem
     from shardwise.planning.space import Space
+    from shardwise.planning.unequal import UnequalPlan
     from shardwise.planning.ways import Change
     from shardwise.planning.whatif import Point
 
@@ -156,6 +158,7 @@ def whatif(
     if settings.get("offload"):
         raise SpecError("offload: whatif searches without offload; ask plan for each value instead")
     described = describe_run(model, cluster, run=run, planned=True, **settings)
+    check_equal(described, "whatif")
     problem = Problem(described.model, described.cluster, described.job, described.strategy)
     return {
         name: study(problem, name.replace("_", "-"), [str(value) for value in values])
@@ -187,6 +190,9 @@ def plan_run(
     # What is offloaded restricts the search, and may not suit the strategy that it starts from.
     offload = parse_offload(settings.pop("offload", None))
     described = describe_run(model, cluster, run=run, planned=True, **settings)
+    if described.cluster.parts is not None:
+        check_equal(described, "this search")
+    described = described._replace(strategy=described.strategy.but(shares=None))
     if for_stack is not None:
         from shardwise.planning.in_stack import with_software_of
 
@@ -221,6 +227,48 @@ def plan_run(
         strategy=found.winner.strategy, job=found.problem.job, cluster=found.problem.cluster
     )
     return found, chosen
+
+
+def has_parts(cluster: str | ClusterSpec | None, run: str | Path | RunSpec | None) -> bool:
+    """Whether the cluster of a question has unequal parts."""
+    if isinstance(cluster, str):
+        # Joined here, or in a file.
+        return "+" in cluster or (cluster.endswith(".toml") and bool(find_cluster(cluster).parts))
+    if cluster is None:
+        base = read_base(run, {})
+        return base is not None and base.cluster.parts is not None
+    return cluster.parts is not None
+
+
+def refuse_for_parts(options: list[str]) -> None:
+    """Raise SpecError if options were given that unequal parts are not planned with."""
+    if options:
+        raise SpecError(
+            f"{options[0]}: is not known for unequal parts; leave it out, or name equal devices"
+        )
+
+
+def plan_parts(
+    model: str | Model | None = None,
+    cluster: str | ClusterSpec | None = None,
+    *,
+    run: str | Path | RunSpec | None = None,
+    batch_tolerance: float | None = None,
+    measured: Measured = (),
+    **settings: Any,
+) -> UnequalPlan:
+    """Plan a cluster of unequal parts; the other arguments are those of `plan`."""
+    from shardwise.planning.batches import BATCH_TOLERANCE
+    from shardwise.planning.unequal import plan_unequal
+
+    offload = settings.pop("offload", None)
+    given = {"--measured": measured, "--offload": offload}
+    refuse_for_parts([name for name, value in given.items() if value])
+    described = describe_run(model, cluster, run=run, planned=True, **settings)
+    if run is not None:
+        described = _with_batch_of(run, described)
+    tolerance = BATCH_TOLERANCE if batch_tolerance is None else batch_tolerance
+    return plan_unequal(described, loss=settings.get("loss"), tolerance=tolerance)
 
 
 def _problem_and_space(

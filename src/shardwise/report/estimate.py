@@ -18,6 +18,7 @@ from shardwise.report.estimate_words import (
     not_compared,
 )
 from shardwise.report.kernel_words import kernel_words
+from shardwise.report.parts import parts_table
 from shardwise.report.screen import option, paragraph, plain_table, screen
 from shardwise.spec.dtype import DTYPE_BYTES
 from shardwise.spec.lookup import Model
@@ -100,7 +101,10 @@ def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -
         compiled = compile_words(strategy, run.model, run.cluster)
         if compiled:
             out.print(compiled)
-    if memory.verdict != "fits":
+    if profile.parts is not None:
+        out.print()
+        out.print(parts_table(profile.parts))
+    elif memory.verdict != "fits":
         out.print()
         print_ways(out, ways)
 

@@ -90,6 +90,26 @@ class DeviceSpec(Record):
         return None if self.source.get("peak") == "placeholder" else self.peak_flops(dtype)
 
 
+class ClusterPart(Record):
+    """So many consecutive devices of a cluster that are alike, on so many nodes."""
+
+    device: DeviceSpec
+    devices: PositiveInt
+    nodes: PositiveInt = 1
+    # Between its own nodes, where that is not the network of the cluster.
+    network: Annotated[Rate, Field(gt=0)] | None = None
+    calibration: Calibration | None = None
+
+    @model_validator(mode="after")
+    def _fill_nodes(self) -> Self:
+        if self.devices % self.nodes:
+            raise ValueError(f"{self.devices} devices do not fill {self.nodes} nodes evenly")
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.nodes}x{self.devices // self.nodes}x{self.device.name}"
+
+
 class ClusterSpec(Record):
     """`nodes` machines of `devices_per_node` equal devices; `network` is per device, one way.
 
@@ -109,6 +129,8 @@ class ClusterSpec(Record):
     instance: Annotated[str, AfterValidator(_known_instance)] | None = None
     # Written by `shardwise calibrate`; without it, the catalogue's coefficients are used.
     calibration: Calibration | None = None
+    # Where devices differ: what they are, by rank. `device` and `calibration` are of the first.
+    parts: Annotated[tuple[ClusterPart, ...], Field(min_length=1)] | None = None
     # Written by `plan` and `estimate` with `--measured`: a few steps of a user's own stack.
     level: Level | None = None
 
@@ -123,9 +145,34 @@ class ClusterSpec(Record):
             )
         return self
 
+    @model_validator(mode="after")
+    def _is_its_parts(self) -> Self:
+        """Raise ValueError if the parts are not the devices of the cluster."""
+        if self.parts is None:
+            return self
+        devices = sum(part.devices for part in self.parts)
+        if devices != self.devices or self.parts[0].device != self.device:
+            raise ValueError(
+                f"parts: are {devices} devices from {self.parts[0].device.name} on, but the "
+                f"cluster has {self.devices} from {self.device.name} on; make them the same"
+            )
+        return self
+
     @property
     def devices(self) -> int:
         return self.nodes * self.devices_per_node
+
+    def as_if(self, part: ClusterPart) -> Self:
+        """A cluster of the same size and network, whose devices are all those of one part."""
+        return self.but(device=part.device, calibration=part.calibration, parts=None)
+
+    def alone(self, part: ClusterPart) -> Self:
+        """The cluster that one part is without the others."""
+        return self.as_if(part).but(
+            nodes=part.nodes,
+            devices_per_node=part.devices // part.nodes,
+            network=part.network or self.network,
+        )
 
     def but(self, **changes: object) -> Self:
         """A validated copy with some fields changed; of other nodes it is no instance any more."""
@@ -141,6 +188,8 @@ class ClusterSpec(Record):
 
     def __str__(self) -> str:
         network = f"@{write_rate(self.network)}" if self.network else ""
+        if self.parts is not None:
+            return f"{' + '.join(str(part) for part in self.parts)}{network}"
         return f"{self.nodes}x{self.devices_per_node}x{self.device.name}{network}"
 
 

@@ -64,6 +64,8 @@ class Job(Record):
             )
         if self.global_batch is None:
             return strategy
+        if strategy.shares is not None:
+            return self._with_shares(strategy)
         per_micro_batch = self.seq_len * strategy.micro_batch * strategy.data_parallel
         accumulate = int(self.global_batch / per_micro_batch + 0.5)
         if accumulate < 1 and strategy.micro_batch == 1:
@@ -82,6 +84,16 @@ class Job(Record):
             )
         return strategy.but(accumulate=accumulate)
 
+    def _with_shares(self, strategy: Strategy) -> Strategy:
+        """`strategy` as it is; SpecError if its shares are not the global batch."""
+        tokens = self.tokens_per_step(strategy)
+        if tokens != self.global_batch:
+            raise SpecError(
+                f"job.global_batch: {self.global_batch:,} tokens, but strategy.shares make steps "
+                f"of {tokens:,}; set it to that, or leave it out"
+            )
+        return strategy
+
     @property
     def sequences(self) -> float:
         """Sequences in the global batch, not rounded; 0 without a global batch."""
@@ -89,4 +101,4 @@ class Job(Record):
 
     def tokens_per_step(self, strategy: Strategy) -> int:
         """Tokens of one optimizer step over all devices."""
-        return self.seq_len * strategy.micro_batch * strategy.accumulate * strategy.data_parallel
+        return self.seq_len * strategy.micro_batch * strategy.micro_batches

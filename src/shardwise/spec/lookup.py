@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from shardwise.spec import catalogue
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.catalogue import traced
-from shardwise.spec.cluster import ClusterSpec, parse_cluster
+from shardwise.spec.cluster import ClusterSpec, DeviceSpec, parse_cluster
 from shardwise.spec.code_name import CodeName
 from shardwise.spec.hub import download_config, hub_name
 from shardwise.spec.model import ModelSpec
@@ -141,8 +141,12 @@ def _config_path(text: str, base: Path | None) -> Path:
 def find_cluster(text: str, base: Path | None = None) -> ClusterSpec:
     """Find a cluster by shorthand or by TOML file, relative to `base`.
 
-    Shorthands are `4x8xH100-SXM@400Gbps` and `4xp5.48xlarge`.
+    Shorthands are `4x8xH100-SXM@400Gbps` and `4xp5.48xlarge`; `+` joins parts of unequal devices.
     """
+    if "+" in text:
+        from shardwise.spec.cluster_parts import parse_parts
+
+        return parse_parts(text, lambda part: find_cluster(part, base))
     if text.endswith(".toml"):
         path = (base or Path()) / text
         data = read_toml(path, "cluster")
@@ -170,6 +174,10 @@ def cluster_from_table(table: dict[str, Any], where: str = "cluster") -> Cluster
     An instance sets what is left out.
     """
     table = {**_of_instance(table.get("instance"), where), **table}
+    if "parts" in table:
+        from shardwise.spec.cluster_parts import with_parts
+
+        table = with_parts(table, catalogue.find_device)
     device = table.get("device")
     if isinstance(device, str):
         try:
@@ -198,11 +206,17 @@ def write_cluster(cluster: ClusterSpec) -> str:
 def cluster_table(cluster: ClusterSpec) -> dict[str, Any]:
     """A cluster as a TOML table; a device of the catalogue is written as its name."""
     table = cluster.model_dump(mode="json", exclude_none=True)
-    device = cluster.device
+    _name_device(table, cluster.device)
+    for written, part in zip(table.get("parts", ()), cluster.parts or (), strict=True):
+        _name_device(written, part.device)
+    return table
+
+
+def _name_device(table: dict[str, Any], device: DeviceSpec) -> None:
+    """Write a device of the catalogue, or of this machine, as its name."""
     is_here = device.source.get("memory") == catalogue.HERE
     if is_here or catalogue.devices().get(device.name) == device:
-        table["device"] = cluster.device.name
-    return table
+        table["device"] = device.name
 
 
 def _exists(path: Path) -> bool:

@@ -13,6 +13,7 @@ from shardwise.spec.lookup import DISK_LOOKUP, Lookup, Model
 from shardwise.spec.precision import parse_precision
 from shardwise.spec.record import Problems, SpecError
 from shardwise.spec.run import RunSpec, default_seq_len, default_strategy, read_run
+from shardwise.spec.shares import shares_of
 from shardwise.spec.software import find_software
 from shardwise.spec.states import parse_states
 from shardwise.spec.strategy import Strategy, parse_strategy
@@ -106,6 +107,12 @@ def _strategy(
         fields |= _strategy_fields(strategy, base, cluster)
     fields |= dtypes
     fields |= {name: value for name, value in settings.items() if value is not None}
+    if isinstance(fields.get("shares"), str) and cluster is not None:
+        with problems.collect():
+            counts, parts = str(fields.pop("shares")), cluster.parts or ()
+            fields.pop("accumulate", None)
+            by_part = [part.devices for part in parts] or [1] * cluster.devices
+            fields["shares"] = shares_of(counts, by_part)
     with problems.collect():
         return Strategy.read(fields, where="strategy")
     return None

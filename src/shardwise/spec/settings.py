@@ -67,6 +67,8 @@ class StrategySettings(FixedSettings, total=False):
     tensor_across_nodes: bool | None
     micro_batch: int | None
     accumulate: int | None
+    # Micro-batches by part of the cluster, such as "3,2".
+    shares: str | None
     recompute: Literal["none", "selective", "full"] | float | None
     reshard_after_forward: bool | int | None
     reshard_after_backward: bool | None

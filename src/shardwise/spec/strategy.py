@@ -9,9 +9,11 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StrictBool, field_validator, model_validator
 
 from shardwise.spec.compression import FIRST_START, Compress, problems_of_compression
+from shardwise.spec.degrees import degrees_on
 from shardwise.spec.dtype import DType, LinearDType
 from shardwise.spec.mesh import AXES, Axis, Mesh
 from shardwise.spec.record import Record, SpecError, did_you_mean
+from shardwise.spec.shares import Share, check_shares, problems_of_shares, with_most
 from shardwise.spec.states import (
     Offload,
     Part,
@@ -84,6 +86,9 @@ class Strategy(Record):
     tensor_across_nodes: StrictBool = False
     micro_batch: PositiveInt = 1
     accumulate: PositiveInt = 1
+    # Where devices compute different numbers of micro-batches in a step: how many, by consecutive
+    # ranks. `accumulate` is then the most.
+    shares: Annotated[tuple[Share, ...], Field(min_length=1)] | None = None
     recompute: Literal["none", "selective", "full"] | Fraction = "none"
     param_dtype: DType = "bf16"
     reduce_dtype: DType = "fp32"
@@ -156,6 +161,11 @@ class Strategy(Record):
 
     @model_validator(mode="before")
     @classmethod
+    def _read_shares(cls, data: object) -> object:
+        return with_most(data)
+
+    @model_validator(mode="before")
+    @classmethod
     def _read_states(cls, data: object) -> object:
         if not isinstance(data, dict) or data.get("states") is None:
             return data
@@ -198,6 +208,7 @@ class Strategy(Record):
         problems += self._problems_of_experts()
         problems += self._problems_of_states()
         problems += problems_of_compression(self)
+        problems += problems_of_shares(self)
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -341,6 +352,18 @@ class Strategy(Record):
     def data_parallel(self) -> int:
         return self.mesh.data_parallel
 
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of one step, over all data-parallel ranks; needs set degrees."""
+        if self.shares is None:
+            return self.accumulate * self.data_parallel
+        return sum(one.devices * one.accumulate for one in self.shares) // self.mesh.inner
+
+    def but(self, **changes: object) -> Self:
+        """A validated copy with some fields changed; another accumulation is equal everywhere."""
+        equal = {"shares": None} if "accumulate" in changes else {}
+        return super().but(**{**equal, **changes})
+
     def unplaced(self) -> Strategy:
         """The strategy for any number of devices: sharding groups keep their size, replicas open.
 
@@ -362,7 +385,7 @@ class Strategy(Record):
 
         `node_size` is devices per node. Raises SpecError if degrees do not fit the cluster.
         """
-        shard, replicate = self._degrees(devices, node_size)
+        shard, replicate = degrees_on(self, devices, node_size)
         reshard_forward = self.reshard_after_forward
         if reshard_forward is None:
             reshard_forward = self.kind == "zero3"
@@ -386,7 +409,7 @@ class Strategy(Record):
             grad_sync = _DEFAULT_SYNC[self.kind]
             if grad_sync == "every" and shard * self.context > 1 and replicate > 1:
                 grad_sync = "local"
-        return self.but(
+        resolved = self.but(
             shard=shard,
             replicate=replicate,
             within_node=False,
@@ -394,45 +417,8 @@ class Strategy(Record):
             reshard_after_backward=reshard_backward,
             grad_sync=grad_sync,
         )
-
-    def _degrees(self, devices: int, node_size: int) -> tuple[int, int]:
-        """The shard and replicate degrees on a cluster; SpecError if degrees do not fit it."""
-        whole, inner = devices, self.mesh.inner
-        if devices % inner:
-            raise SpecError(
-                f"strategy: {_product(self.mesh)} does not divide {devices} devices; "
-                "choose degrees that do"
-            )
-        devices, node_size = devices // inner, max(1, node_size // inner)
-        if self.kind in ("single", "ddp"):
-            if self.kind == "single" and devices != 1:
-                raise SpecError(
-                    f"strategy: 'single' uses one device but the cluster has {devices}; "
-                    "choose ddp, zero2, zero3 or hsdp, or a cluster of one device"
-                )
-            shard, replicate = 1, self.replicate or devices
-        elif self.within_node:
-            shard = min(node_size, devices)
-            replicate = self.replicate or devices // shard
-        else:
-            shard = self.shard or devices // (self.replicate or 1) or 1
-            replicate = self.replicate or devices // shard or 1
-        if shard * replicate != devices:
-            if self.replicate is None and self.shard is not None:
-                possible = [n for n in range(1, devices + 1) if devices % n == 0]
-                near = sorted(sorted(possible, key=lambda n: abs(n - shard))[:4])
-                listed = f"{', '.join(map(str, near[:-1]))} or {near[-1]}" if near[1:] else near[0]
-                shared = f" that {_product(self.mesh)} leaves of {whole}" if inner > 1 else ""
-                count = f"{devices} device{'s' if devices > 1 else ''}{shared}"
-                raise SpecError(f"strategy: groups of {shard} do not divide {count}; use {listed}")
-            product = f"shard {shard} x replicate {replicate}"
-            if inner > 1:
-                product += f" x {_product(self.mesh)}"
-            raise SpecError(
-                f"strategy: {product} = {shard * replicate * inner} devices, "
-                f"but the cluster has {whole}; the degrees must multiply to that"
-            )
-        return shard, replicate
+        check_shares(resolved)
+        return resolved
 
     def __str__(self) -> str:
         groups = f" in {self.replicate} groups of {self.shard}" if self.hybrid else ""
@@ -446,11 +432,6 @@ class Strategy(Record):
         degrees = {"cp": self.context, "tp": self.tensor, "ep": self.expert}
         inner = "".join(f" {name}{degree}" for name, degree in degrees.items() if degree > 1)
         return f"{self.kind}{groups}{inner}"
-
-
-def _product(mesh: Mesh) -> str:
-    """Context and tensor degrees as a product in words: "context 2 x tensor 8"."""
-    return " x ".join(mesh.inner_degrees)
 
 
 _DEFAULT_SYNC: dict[Kind, GradSync] = {

@@ -283,6 +283,9 @@ def _micro_batch(strategy: Strategy, seq_len: int | None) -> str:
 
 
 def _accumulation(strategy: Strategy) -> str:
+    if strategy.shares is not None:
+        counts = " and ".join(str(share.accumulate) for share in strategy.shares)
+        return f"{counts} accumulation steps by part"
     return f"{strategy.accumulate} accumulation steps" if strategy.accumulate > 1 else ""
 
 

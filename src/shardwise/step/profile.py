@@ -106,6 +106,22 @@ class ThroughputProfile(NamedTuple):
     mfu_convention: str | None = None
 
 
+class PartProfile(NamedTuple):
+    """Some consecutive devices of a step in which devices, or their shares of it, differ.
+
+    `step_s` is what their micro-batches, the common collectives and the optimizer take; they wait
+    for the other parts for the rest of the step.
+    """
+
+    device: str
+    devices: int
+    # Micro-batches of each device in a step.
+    accumulate: int
+    memory: MemoryProfile
+    step_s: float | None = None
+    waiting_s: float | None = None
+
+
 class StepProfile(NamedTuple):
     """One optimizer step, predicted, simulated or measured."""
 
@@ -121,6 +137,9 @@ class StepProfile(NamedTuple):
     time: TimeProfile | None = None
     throughput: ThroughputProfile | None = None
     bottleneck: Bottleneck | None = None
+    # Where devices or their shares differ, each part, by rank; the slowest decides the step, and
+    # `memory` is of the part with the least room.
+    parts: tuple[PartProfile, ...] | None = None
 
     @property
     def known_memory(self) -> MemoryProfile:
@@ -217,7 +236,7 @@ def _known(record: type, told: Any) -> Any:
     """The JSON value with only the keys that are fields of the record and of its parts."""
     parts = {"provenance": Provenance, "memory": MemoryProfile, "traffic": CollectiveProfile,
              "work": WorkProfile, "time": TimeProfile,
-             "throughput": ThroughputProfile}  # fmt: skip
+             "throughput": ThroughputProfile, "parts": PartProfile}  # fmt: skip
     if isinstance(told, list):
         return [_known(record, one) for one in told]
     if not isinstance(told, Mapping):

@@ -79,6 +79,9 @@ def check_method(run: RunSpec) -> None:
 def check_batch(run: RunSpec) -> None:
     """Raise SpecError unless the global batch is a multiple of all ranks' micro-batches."""
     wanted = run.job.global_batch
+    if run.strategy.shares is not None:
+        run.job.split(run.strategy)
+        return
     unit = run.job.seq_len * run.strategy.micro_batch * run.strategy.data_parallel
     if wanted is not None and wanted % unit:
         near = max(1, round(wanted / unit)) * unit

@@ -26,7 +26,8 @@ class StepDecision(NamedTuple):
     """What all ranks agreed on before a step: the same values on every rank.
 
     `tokens` are the tokens that count for the loss, on all ranks; `micro_batches` are those of one
-    rank. `stop`, `save` and `resize` are true if any rank asked for it.
+    rank, the one with the largest share. `stop`, `save` and `resize` are true if any rank asked
+    for it.
     """
 
     tokens: int
@@ -49,7 +50,8 @@ class Agreement:
     """An all-reduce of what the ranks need before a step, started one step early to hide latency.
 
     It runs on the CPU: no rank waits for its device. `step` is counted from 1, and `copies` is the
-    number of ranks that have the same sequences: those of a context and tensor group.
+    number of ranks that have the same sequences: those of a context and tensor group. `fewer` is
+    by how many micro-batches this rank's share is smaller than the largest.
     """
 
     def __init__(
@@ -60,8 +62,10 @@ class Agreement:
         save: bool = False,
         copies: int = 1,
         resize: bool = False,
+        fewer: int = 0,
     ) -> None:
-        self.step, self.count, self._copies = step, len(batches), copies
+        self.step, self._copies = step, copies
+        self.count = len(batches) + fewer if batches else 0
         tokens = sum(batch.tokens for batch in batches)
         # Counts are equal if and only if the mean of their squares is the square of their mean,
         # so that sums are enough. One integer counts both kinds of requests to end.

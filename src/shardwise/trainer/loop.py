@@ -142,7 +142,8 @@ def train(
             saves = completed > first and saver.is_due(completed)
             stops, copies = received_signal() is not None, strategy_of(t.model).mesh.inner
             return batches, Agreement(
-                completed + 1, batches, stops, saves, copies, resize_requested()
+                *(completed + 1, batches, stops, saves, copies, resize_requested()),
+                fewer=t.batches.layout.fewer,
             )
 
         reason: Reason = "done"

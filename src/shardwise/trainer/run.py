@@ -215,6 +215,9 @@ def _train_in_group(
 def predict(run: RunSpec, training: Training) -> StepProfile:
     """Predict a step of this run, including the trainer's own small collectives."""
     profile = estimate_run(run._replace(strategy=_strategy_of_typical_step(run)))
+    if profile.parts is not None:
+        # Memory is measured on rank 0.
+        profile = profile._replace(memory=profile.parts[0].memory)
     if (data := training.batches.statistics) is not None:
         profile = counting_loss_tokens(profile, data.loss_share)
     settings = training.settings

@@ -22,6 +22,7 @@ from shardwise.spec.model import ModelSpec
 from shardwise.spec.progress import stages
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
+from shardwise.spec.shares import counts_by_rank
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import DataSettings, TrainSettings
 from shardwise.trainer.admit import (
@@ -94,7 +95,9 @@ def layout_of(strategy: Strategy, seq_len: int, group: ReplicaGroup | None = Non
     rank, ranks = data_rank(strategy), strategy.data_parallel
     if group is not None:
         rank, ranks = rank + group.number * ranks, ranks * group.total
-    return Layout(rank, ranks, strategy.micro_batch, strategy.accumulate, seq_len)
+    counts = counts_by_rank(strategy)
+    own = counts[rank] if counts else strategy.accumulate
+    return Layout(rank, ranks, strategy.micro_batch, own, seq_len, counts=counts)
 
 
 def open_data(data: DataSettings, layout: Layout, vocab: int | None, seed: int) -> Batches:
@@ -145,6 +148,7 @@ def for_actual_processes(run: RunSpec, device: torch.device) -> RunSpec:
         devices_per_node=per_node,
         network=run.cluster.network,
         calibration=calibration,
+        parts=_parts_here(run.cluster, size, device),
     )
     strategy = run.strategy.resolve(size, per_node)
     run = run._replace(cluster=cluster, strategy=strategy)
@@ -152,6 +156,17 @@ def for_actual_processes(run: RunSpec, device: torch.device) -> RunSpec:
     check_sequence(run)
     check_non_finite(run)
     return run.resolved()
+
+
+def _parts_here(cluster: ClusterSpec, size: int, device: torch.device) -> Any:
+    """The parts of the run's cluster, if they are these processes; None without any."""
+    parts = cluster.parts or ()
+    if not parts or sum(part.devices for part in parts) != size:
+        return None
+    on_cpu = device.type == "cpu"
+    known = all(part.device.is_cpu == on_cpu for part in parts)
+    # The times of CPUs are known from calibrations only.
+    return parts if known and (not on_cpu or all(part.calibration for part in parts)) else None
 
 
 def vocabulary(model: Model, module: torch.nn.Module) -> int | None:

@@ -114,6 +114,12 @@ def _model(text: str) -> Model:
     return catalogue.model(text)
 
 
+_EQUAL_ONLY = (
+    "cluster: the page plans equal devices; for unequal parts ask the command, such as "
+    'shardwise plan --cluster "1x8xH100-SXM + 1x8xA100-80GB@200Gbps"'
+)
+
+
 def _described(text: str, name: str = "custom") -> Model:
     """The model that the text of a config.json describes: by formulas, else by a kept trace."""
     config = _table(text, "model")
@@ -128,8 +134,13 @@ def _described(text: str, name: str = "custom") -> Model:
 def _cluster(text: str) -> ClusterSpec:
     """The cluster of a shorthand or of JSON with the fields of its TOML table."""
     if not text.lstrip().startswith("{"):
+        if "+" in text:
+            raise SpecError(_EQUAL_ONLY)
         return parse_cluster(text, catalogue.find_hardware)
-    return cluster_from_table(dict(_table(text, "cluster")))
+    found = cluster_from_table(dict(_table(text, "cluster")))
+    if found.parts is not None:
+        raise SpecError(_EQUAL_ONLY)
+    return found
 
 
 def _table(text: str, what: str) -> Mapping[str, Any]:

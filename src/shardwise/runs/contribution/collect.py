@@ -43,6 +43,7 @@ from shardwise.spec.model import ModelSpec
 from shardwise.spec.read_file import read_bytes, read_json
 from shardwise.spec.record import Record, SpecError
 from shardwise.spec.run import RunSpec, read_run
+from shardwise.spec.unequal import check_equal
 from shardwise.step.profile import StepProfile, read_profile_file
 
 # Words in the names that devices report, by vendor.
@@ -110,7 +111,7 @@ def _refuse_impossible(contribution: Contribution, where: str) -> None:
 def collect(folder: Path) -> Contribution:
     """The contribution of a finished run; raises SpecError if it measured nothing usable."""
     _refuse_folder_of_runs(folder)
-    run = read_run(folder / "run.toml").resolved()
+    run = check_equal(read_run(folder / "run.toml"), "contribute").resolved()
     predicted = read_profile_file(folder / "prediction.json")
     measured = _measured(folder)
     environment = _environment(folder)

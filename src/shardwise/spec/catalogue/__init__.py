@@ -99,7 +99,7 @@ def with_memory_here(cluster: ClusterSpec) -> ClusterSpec:
     Other clusters are returned unchanged.
     """
     device = cluster.device
-    if not device.is_cpu or device != _device("CPU"):
+    if not device.is_cpu or device != _device("CPU") or cluster.parts is not None:
         return cluster
     try:
         memory = host_memory(cluster.devices_per_node)

@@ -7,6 +7,7 @@ from typing import Unpack
 
 from shardwise.spec.run import RunSpec, read_run
 from shardwise.spec.settings import keywords
+from shardwise.spec.unequal import check_equal
 from shardwise.stacks.write.exported import Exported, Target, TargetSettings
 from shardwise.stacks.write.exports import export_run
 
@@ -30,4 +31,4 @@ def export(run: str | Path | RunSpec, to: str, **target: Unpack[TargetSettings])
         >>> written.text, written.unsupported, written.command
     """
     described = run if isinstance(run, RunSpec) else read_run(Path(run))
-    return export_run(described.resolved(), to, Target(**target))
+    return export_run(check_equal(described, "export").resolved(), to, Target(**target))

@@ -45,7 +45,8 @@ class MicroBatch(NamedTuple):
 class Layout(NamedTuple):
     """How the sequences of a step are distributed over ranks and micro-batches.
 
-    `rank` and `world` count ranks that have different sequences.
+    `rank` and `world` count ranks that have different sequences, `accumulate` this rank's
+    micro-batches.
     """
 
     rank: int
@@ -56,11 +57,18 @@ class Layout(NamedTuple):
     # Where a resumed run continues: completed steps, and sequences that all ranks have used.
     first_step: int = 0
     first_sequence: int = 0
+    # Micro-batches of each rank in a step, if they differ.
+    counts: tuple[int, ...] = ()
+
+    @property
+    def fewer(self) -> int:
+        """Micro-batches by which this rank has fewer in a step than the rank with the most."""
+        return max(self.counts) - self.accumulate if self.counts else 0
 
     @property
     def sequences_per_step(self) -> int:
         """Sequences that all ranks together use in one step."""
-        return self.world * self.micro_batch * self.accumulate
+        return self.micro_batch * (sum(self.counts) or self.world * self.accumulate)
 
     def sequences_before(self, step: int) -> int:
         """Sequences that all ranks together have used after `step` completed steps."""
@@ -68,9 +76,13 @@ class Layout(NamedTuple):
 
     def positions(self, step: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Global positions of this rank's sequences of a step: (accumulate, micro_batch)."""
-        first = self.sequences_before(step)
-        grid = np.arange(first, first + self.sequences_per_step, dtype=np.int64)
-        return grid.reshape(self.accumulate, self.world, self.micro_batch)[:, self.rank]
+        counts = np.asarray(self.counts or (self.accumulate,) * self.world, dtype=np.int64)
+        # Ranks take micro-batches in rounds, each as long as it has any left.
+        rounds = np.arange(self.accumulate)[:, None]
+        taken = np.minimum(counts, rounds).sum(axis=1) + (counts[: self.rank] > rounds).sum(axis=1)
+        first = self.sequences_before(step) + taken * self.micro_batch
+        found: np.ndarray[Any, np.dtype[np.int64]] = first[:, None] + np.arange(self.micro_batch)
+        return found
 
 
 class Batches(Protocol):
@@ -224,7 +236,7 @@ class IterableBatches:
 
     def seek(self, step: int, sequence: int) -> None:
         """Skip the batches that were used before, by reading them: an iterable cannot jump."""
-        used = sequence // (self.layout.world * self.layout.micro_batch)
+        used = sequence * self.layout.accumulate // self.layout.sequences_per_step
         for _ in itertools.islice(self._iterator, used):
             pass
         self.layout = self.layout._replace(first_step=step, first_sequence=sequence)
@@ -244,7 +256,9 @@ class IterableBatches:
                     "seq_len + 1 token ids"
                 )
             batches.append(_with_targets(tensor.long()))
-        return batches
+        # Ranks with unequal shares cannot agree on a part of a step.
+        ended = len(batches) < self.layout.accumulate and self.layout.counts
+        return [] if ended else batches
 
 
 def make_batches(

@@ -30,7 +30,7 @@ class HeldOut:
     ) -> None:
         """`layout` is that of training, `seed` the run's, `vocab` the size of the vocabulary."""
         self._data, self._vocab = settings.data, vocab
-        self._layout = layout._replace(accumulate=1, first_step=0, first_sequence=0)
+        self._layout = layout._replace(accumulate=1, first_step=0, first_sequence=0, counts=())
         # Synthetic sequences are drawn from the seed: these must differ from those of training.
         self._seed = named_seed(seed, "held-out") if settings.data.synthetic else _ORDER
         self._batches = self._open()

@@ -122,6 +122,8 @@ def _problems(run: RunSpec) -> Iterator[str]:
     for axis in ("tensor", "context"):
         if getattr(strategy, axis) > 1:
             yield f"{engine} is not built for {axis} parallelism; set strategy.{axis} to 1"
+    if strategy.shares is not None:
+        yield f"{engine} is not built for unequal shares; leave strategy.shares out"
     if strategy.offload:
         yield f"{engine} is not built for offloading; leave strategy.offload out"
     yield from _batch_problems(run, engine)

@@ -337,7 +337,7 @@ def _equal_counts(run: RunSpec, mini: RunSpec) -> Check:
     try:
         batches = make_batches(data, layout, 256, 0)
         for step in range(2):
-            Agreement(step + 1, batches.at(step), stop=False).result()
+            Agreement(step + 1, batches.at(step), stop=False, fewer=layout.fewer).result()
     except (SpecError, RuntimeError) as error:
         return Check(name, False, str(error))
     return Check(name, True, f"{strategy.accumulate} per step on each of {world()[1]} ranks")
