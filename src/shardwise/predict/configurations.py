@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ class Configurations:
     replicate: Ints
     context: Ints
     tensor: Ints
+    # Devices among those that share the model states that divide the experts.
+    expert: Ints
     # Distance in ranks between neighbours: of a shard or context group, of replicas, of a tensor
     # group.
     shard_stride: Ints
@@ -93,6 +96,7 @@ class Configurations:
             replicate=ints([s.mesh.replicate for s in strategies]),
             context=ints([s.context for s in strategies]),
             tensor=ints([s.tensor for s in strategies]),
+            expert=ints([s.expert for s in strategies]),
             shard_stride=ints([s.stride("context") for s in strategies]),
             replicate_stride=ints([s.stride("replicate") for s in strategies]),
             tensor_stride=ints([s.stride("tensor") for s in strategies]),
@@ -137,6 +141,31 @@ class Configurations:
 
     def __len__(self) -> int:
         return len(self.shard)
+
+    @cached_property
+    def expert_shard(self) -> Ints:
+        """Devices that hold the same experts, and share one copy of their states."""
+        return self.shard // self.expert
+
+    def group(self, axis: str) -> tuple[Ints, Ints]:
+        """Devices of a group along an axis, and the distance in ranks between neighbours."""
+        return self._groups[axis]
+
+    @cached_property
+    def _groups(self) -> dict[str, tuple[Ints, Ints]]:
+        # The same objects each time: what is computed of a group is kept by its identity.
+        return {
+            "replicate": (self.replicate, self.replicate_stride),
+            "shard": (self.shard, self.shard_stride),
+            "reshard": (
+                np.where(self.reshard_group > 0, self.reshard_group, self.shard),
+                self.shard_stride,
+            ),
+            "context": (self.context, self.shard_stride),
+            "tensor": (self.tensor, self.tensor_stride),
+            "expert": (self.expert, self.shard_stride),
+            "expert_shard": (self.expert_shard, self.shard_stride * self.expert),
+        }
 
     @property
     def data_parallel(self) -> Ints:

@@ -99,6 +99,9 @@ class Graph:
     eager: bool = False
     # Collectives of gradients.
     reduced: list[Exchange] = field(default_factory=list)
+    # Indices of the first operation of the divided experts and of the first after them: what runs
+    # while their parameters are gathered. None if experts are not divided.
+    divided: tuple[int, int] | None = None
 
     def _run(self, op: Op) -> Value:
         """Append an operation and return its output; saves nothing if no gradient is needed."""

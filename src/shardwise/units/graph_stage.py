@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
 
 from shardwise.units.division import Exchanges, join_exchanges
 from shardwise.units.graph import Graph, Op, Value
@@ -10,49 +13,95 @@ from shardwise.units.stage import POLICIES, Kept, Moment, Policy, Stage, mean_wi
 from shardwise.units.unit import DEQUANTISING_BYTES
 
 
+class _Memory(NamedTuple):
+    """Memory during the operations of a pass, by their index, and bytes alive between them."""
+
+    moments: list[tuple[int, Moment]]
+    # Bytes per token after each operation in the order of the pass, gradients not included.
+    alive: dict[int, float]
+
+    def front(self, ops: range) -> tuple[Moment, ...]:
+        """The possible peaks during these operations, with the gradients that they make."""
+        during = [moment for index, moment in self.moments if index in ops]
+        before = [m.gradient_elements for index, m in self.moments if index >= ops.stop]
+        made = max(before, default=0.0)
+        return prune([m._replace(gradient_elements=m.gradient_elements - made) for m in during])
+
+
+class _Passes(NamedTuple):
+    """Memory of a forward, of one in which autograd saves nothing, and of a backward."""
+
+    forward: _Memory
+    unsaved: _Memory
+    backward: _Memory
+
+
 def stage_of(graph: Graph, compiled: bool = False) -> Stage:
     """The Stage of these operations: FLOPs, bytes, and memory of forward and backward."""
     saves = _saved_values(graph, compiled)
-    moments = _backward(graph, saves)
+    nothing: list[tuple[Value, ...]] = [() for _ in graph.ops]
+    passes = _Passes(_forward(graph, saves), _forward(graph, nothing), _backward(graph, saves))
+    every = range(len(graph.ops))
+    stage = _stage(graph, every, saves, passes, compiled)
+    if graph.divided is None:
+        return stage
+    bounds = (0, *graph.divided, len(graph.ops))
+    parts = (
+        replace(
+            _stage(graph, range(start, stop), saves, passes, compiled),
+            of_experts=start == graph.divided[0],
+            before_bytes=passes.forward.alive.get(start - 1, 0.0),
+            after_bytes=passes.backward.alive.get(start, 0.0),
+        )
+        for start, stop in pairwise(bounds)
+    )
+    return replace(stage, parts=tuple(parts))
+
+
+def _stage(
+    graph: Graph, run: range, saves: list[tuple[Value, ...]], passes: _Passes, compiled: bool
+) -> Stage:
+    """The Stage of some of the operations, given as indices; what it keeps is of all of them."""
+    ops = graph.ops[run.start : run.stop]
     return Stage(
-        matmul_flops=sum(op.matmul_flops for op in graph.ops),
-        attention_flops=sum(op.attention_flops for op in graph.ops),
-        attention_span=max((op.attention_span for op in graph.ops), default=0),
-        head_dim=min((op.head_dim for op in graph.ops if op.head_dim), default=128),
-        elementwise_bytes=_elementwise_bytes(graph),
-        fused_bytes=_fused_bytes(graph) if compiled else 0.0,
-        kernels=len(graph.ops),
-        products=sum(op.matmul_flops > 0 for op in graph.ops),
+        matmul_flops=sum(op.matmul_flops for op in ops),
+        attention_flops=sum(op.attention_flops for op in ops),
+        attention_span=max((op.attention_span for op in ops), default=0),
+        head_dim=min((op.head_dim for op in ops if op.head_dim), default=128),
+        elementwise_bytes=_elementwise_bytes(ops),
+        fused_bytes=_fused_bytes(graph, ops) if compiled else 0.0,
+        kernels=len(ops),
+        products=sum(op.matmul_flops > 0 for op in ops),
         product_width=mean_width(
-            (op.matmul_flops, op.output.width / (op.routed or 1.0)) for op in graph.ops
+            (op.matmul_flops, op.output.width / (op.routed or 1.0)) for op in ops
         ),
-        grouped_flops=sum(op.matmul_flops for op in graph.ops if op.routed),
-        routed=max((op.routed for op in graph.ops), default=0.0),
-        experts=graph.experts,
-        logits=sum(op.output.width for op in graph.ops if op.matmul_flops > 0 and op.output.logits),
-        logit_moved=_elementwise_bytes(graph, logits=True),
+        grouped_flops=sum(op.matmul_flops for op in ops if op.routed),
+        routed=max((op.routed for op in ops), default=0.0),
+        experts=graph.experts if any(op.routed for op in ops) else 0,
+        logits=sum(op.output.width for op in ops if op.matmul_flops > 0 and op.output.logits),
+        logit_moved=_elementwise_bytes(ops, logits=True),
         compiled=compiled,
-        gradient_flops=sum(op.gradient_flops for op in graph.ops),
-        kept={policy: _kept(graph, policy, saves) for policy in POLICIES},
-        forward=_forward(graph, saves),
-        forward_unsaved=_forward(graph, [() for _ in graph.ops]),
-        backward=prune(moments),
-        exchanges=_exchanges(graph),
+        gradient_flops=sum(op.gradient_flops for op in ops),
+        kept={policy: _kept(graph, run, policy, saves) for policy in POLICIES},
+        forward=passes.forward.front(run),
+        forward_unsaved=passes.unsaved.front(run),
+        backward=passes.backward.front(run),
+        exchanges=_exchanges(graph, run),
     )
 
 
-def _elementwise_bytes(graph: Graph, *, logits: bool = False) -> float:
-    """Bytes per token that a forward's element-wise operations read and write, one by one.
+def _elementwise_bytes(ops: Sequence[Op], *, logits: bool = False) -> float:
+    """Bytes per token that the element-wise among operations read and write, one by one.
 
     With `logits`, only of those that read logits.
     """
-    pointwise = [op for op in graph.ops if op.pointwise]
+    pointwise = [op for op in ops if op.pointwise]
     if logits:
         pointwise = [op for op in pointwise if any(x.logits for x in op.inputs)]
     return sum(op.output.bytes + sum(x.bytes for x in op.inputs) for op in pointwise)
 
 
-def _fused_bytes(graph: Graph) -> float:
+def _fused_bytes(graph: Graph, run: Sequence[Op]) -> float:
     """Bytes per token that element-wise operations read and write when fused by a compiler.
 
     Neighbouring operations run in one kernel, of which only inputs and outputs count. A matmul
@@ -64,7 +113,7 @@ def _fused_bytes(graph: Graph) -> float:
     # Number of matmuls and attentions on the longest path to an operation.
     behind: dict[Op, int] = {}
     members: list[list[Op]] = []
-    for op in graph.ops:
+    for op in run:
         before = [made_by[x] for x in op.inputs if x in made_by]
         behind[op] = max((behind[one] + (not one.pointwise) for one in before), default=0)
         made_by[op.output] = op
@@ -92,13 +141,15 @@ def _kernel_bytes(graph: Graph, ops: set[Op]) -> float:
     return sum(value.bytes for value in read | (made & needed))
 
 
-def _exchanges(graph: Graph) -> Exchanges:
-    """All collectives of the recorded operations, by the pass in which they run."""
+def _exchanges(graph: Graph, run: range) -> Exchanges:
+    """All collectives of some of the operations, by the pass in which they run."""
     stop = _recompute_stop(graph)
+    ops = graph.ops[run.start : run.stop]
+    again = graph.ops[run.start : max(0, min(stop, run.stop))]
     return Exchanges(
-        forward=join_exchanges([one for op in graph.ops for one in op.sent]),
-        backward=join_exchanges([one for op in reversed(graph.ops) for one in op.returned]),
-        again=join_exchanges([one for op in graph.ops[: max(0, stop)] for one in op.sent]),
+        forward=join_exchanges([one for op in ops for one in op.sent]),
+        backward=join_exchanges([one for op in reversed(ops) for one in op.returned]),
+        again=join_exchanges([one for op in again for one in op.sent]),
         reduced=join_exchanges(graph.reduced),
     )
 
@@ -126,13 +177,13 @@ def _saved_values(graph: Graph, compiled: bool) -> list[tuple[Value, ...]]:
     ]
 
 
-def _kept(graph: Graph, policy: Policy, saves: list[tuple[Value, ...]]) -> Kept:
-    """Bytes saved and FLOPs recomputed per token under a recompute policy."""
+def _kept(graph: Graph, run: range, policy: Policy, saves: list[tuple[Value, ...]]) -> Kept:
+    """Bytes saved per token under a recompute policy, and FLOPs recomputed of some operations."""
     saved = _unique(saves)
     if policy == "none":
         return Kept(activation_bytes=_bytes(saved, False), logit_bytes=_bytes(saved, True))
     stop = _recompute_stop(graph)
-    again = [op for index, op in enumerate(graph.ops) if index < stop]
+    again = graph.ops[run.start : max(0, min(stop, run.stop))]
     if policy == "full":
         kept = [graph.input]
     else:
@@ -171,30 +222,32 @@ def _recompute_stop(graph: Graph) -> int:
     return last + 1 if last >= 0 and graph.ops[last].saves_own_output else last
 
 
-def _forward(graph: Graph, saves: list[tuple[Value, ...]]) -> tuple[Moment, ...]:
-    """Memory during each operation of the forward, if it saves `saves`; the possible peaks."""
+def _forward(graph: Graph, saves: list[tuple[Value, ...]]) -> _Memory:
+    """Memory during each operation of the forward, if it saves `saves`."""
     last_use: dict[Value, int] = {}
     for index, op in enumerate(graph.ops):
         for x in (*op.inputs, op.output):
             last_use[x] = index
     held: dict[Value, None] = {graph.input: None}
-    moments: list[Moment] = []
+    moments: list[tuple[int, Moment]] = []
+    alive: dict[int, float] = {}
     transient: dict[Value, None] = {}
     made: dict[Value, None] = {}
     for index, op in enumerate(graph.ops):
         held |= dict.fromkeys(saves[index])
         if op.quantised:
-            moments.append(_moment({**held, **transient}, 0.0, op, DEQUANTISING_BYTES))
+            moments.append((index, _moment({**held, **transient}, 0.0, op, DEQUANTISING_BYTES)))
         transient[op.output] = None
         named = [v for v in graph.named if v in transient or v in made]
         made[op.output] = None
         live = {**held, **transient, **dict.fromkeys(named)}
-        moments.append(_moment(live, 0.0, op, float(graph.itemsize), op.scratch))
+        moments.append((index, _moment(live, 0.0, op, float(graph.itemsize), op.scratch)))
         transient = {v: None for v in transient if last_use[v] > index}
-    return prune(moments)
+        alive[index] = _bytes({**held, **transient}, False)
+    return _Memory(moments, alive)
 
 
-def _backward(graph: Graph, saves: list[tuple[Value, ...]]) -> list[Moment]:
+def _backward(graph: Graph, saves: list[tuple[Value, ...]]) -> _Memory:
     """Memory during each operation of the backward, after which its saved values are freed."""
     readers: dict[Value, int] = {}
     for saved in saves:
@@ -203,14 +256,16 @@ def _backward(graph: Graph, saves: list[tuple[Value, ...]]) -> list[Moment]:
     held = dict.fromkeys(readers)
     gradients: dict[Value, Value] = {graph.ops[-1].output: graph.ops[-1].output}
     made_elements = 0.0
-    moments: list[Moment] = []
-    for op, saved in zip(reversed(graph.ops), reversed(saves), strict=True):
+    moments: list[tuple[int, Moment]] = []
+    alive: dict[int, float] = {}
+    for index in reversed(range(len(graph.ops))):
+        op, saved = graph.ops[index], saves[index]
         outgoing = gradients.pop(op.output, None)
         if outgoing is None:
             continue
         if op.quantised:
             live = [*held, *dict.fromkeys((outgoing, *gradients.values()))]
-            moments.append(_moment(live, made_elements, op, DEQUANTISING_BYTES))
+            moments.append((index, _moment(live, made_elements, op, DEQUANTISING_BYTES)))
         fresh: list[Value] = []
         for x in op.inputs:
             if not x.needs:
@@ -226,12 +281,14 @@ def _backward(graph: Graph, saves: list[tuple[Value, ...]]) -> list[Moment]:
         made_elements += op.parameter_elements
         live = [*held, *dict.fromkeys((outgoing, *gradients.values(), *fresh))]
         scratch = op.backward_scratch
-        moments.append(_moment(live, made_elements, op, float(graph.itemsize), scratch))
+        moment = _moment(live, made_elements, op, float(graph.itemsize), scratch)
+        moments.append((index, moment))
         for value in saved:
             readers[value] -= 1
             if readers[value] == 0:
                 del held[value]
-    return moments
+        alive[index] = _bytes([*held, *dict.fromkeys(gradients.values())], False)
+    return _Memory(moments, alive)
 
 
 def _unique(saves: Sequence[tuple[Value, ...]]) -> list[Value]:

@@ -17,7 +17,8 @@ from shardwise.units.unit import ModelUnits, Parameter, Unit
 FORMAT = 1
 _MOMENTS = ("forward", "forward_unsaved", "backward")
 # Fields that tables hold in a form of their own, or that a trace never sets.
-_OWN_FORM = frozenset((*_MOMENTS, "kept", "exchanges", "compiled", "linear_dtype"))
+_PARTS = ("parts", "of_experts", "before_bytes", "after_bytes")
+_OWN_FORM = frozenset((*_MOMENTS, *_PARTS, "kept", "exchanges", "compiled", "linear_dtype"))
 _PLAIN = tuple(f for f in fields(Stage) if f.name not in _OWN_FORM)
 
 

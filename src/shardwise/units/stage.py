@@ -88,6 +88,14 @@ class Stage:
     backward: tuple[Moment, ...] = (NOTHING,)
     # Collectives among the devices that divide this unit.
     exchanges: Exchanges = NO_EXCHANGES
+    # The stage in parts, in forward order, if a group of parameters is gathered for one of them
+    # only. Each has its own FLOPs, bytes, moments and collectives; together they are the stage.
+    parts: tuple[Stage, ...] = ()
+    # Of a part: whether it needs the divided experts; and bytes per token that are alive before its
+    # forward, and after its backward.
+    of_experts: bool = False
+    before_bytes: float = 0.0
+    after_bytes: float = 0.0
 
     @property
     def forward_peak(self) -> Moment:

@@ -51,6 +51,9 @@ class Parameter(NamedTuple):
     uncast: bool = False
     # Gathered with one byte per element, in the dtype of the matrix products.
     in_low_bits: bool = False
+    # Of the experts that an expert group divides. The shape is one device's part, which only the
+    # devices with the same experts share.
+    expert: bool = False
 
     @property
     def numel(self) -> int:
@@ -121,6 +124,37 @@ class Unit:
     def blocks(self) -> tuple[Unit, ...]:
         """The blocks of this unit: its members, or the unit itself if it is one block."""
         return self.members or (self,)
+
+    @cached_property
+    def groups(self) -> tuple[Unit, ...]:
+        """The unit's parameters by the group of devices that shards them, in forward order.
+
+        First what all devices share that hold one copy of the model states, then the divided
+        experts of each block. A unit without divided experts is its only group.
+        """
+        shared = tuple(p for p in self.parameters if not p.expert)
+        if len(shared) == len(self.parameters):
+            return (self,)
+        divided = [tuple(p for p in block.parameters if p.expert) for block in self.blocks]
+        experts = {
+            id(block): Unit(name="experts", parameters=own)
+            for block, own in zip(self.blocks, divided, strict=True)
+            if own
+        }
+        return (
+            Unit(name=self.name, parameters=shared),
+            *(experts[id(block)] for block in self.blocks if id(block) in experts),
+        )
+
+    @cached_property
+    def of_experts(self) -> bool:
+        """Whether this is a group of divided experts."""
+        return any(p.expert for p in self.parameters) and all(p.expert for p in self.parameters)
+
+    @property
+    def axis(self) -> str:
+        """Of a group: the axis of the mesh along which it is sharded."""
+        return "expert_shard" if self.of_experts else "shard"
 
     @cached_property
     def numel(self) -> int:

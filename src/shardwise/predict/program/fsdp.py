@@ -314,7 +314,7 @@ class Fsdp(ShardedPlacement):
         yield Alloc("unsharded_parameters", -kept)
         if before is not None:
             yield Alloc("reduce_buffers", -self._scatter_input(m, before))
-        yield Alloc("reduce_buffers", -self._all_reduce_input(m, self.s.all_trained))
+        yield Alloc("reduce_buffers", -self._all_reduce_input(m, self.s.trained_shard))
         if not m.final or self._first_trained == len(self.units.blocks):
             yield Alloc("unsharded_parameters", -self._unused_prefetched_buffers())
 
@@ -347,10 +347,11 @@ class Fsdp(ShardedPlacement):
         yield Instant((Alloc("unsharded_gradients", copying), *alive))
         yield Alloc("gradients", self._gradient_change(m, unit))
         yield Alloc("unsharded_gradients", kept)
-        yield Alloc("reduce_buffers", self._all_reduce_input(m, size))
+        shard = self.s.shard_elements(unit)
+        yield Alloc("reduce_buffers", self._all_reduce_input(m, shard))
         # A new shard and the one accumulated in earlier micro-batches exist at the same time.
         added = scatters & c.shard_sync_every & (not m.first)
-        beside = size / c.shard * c.reduce_bytes * added
+        beside = shard * c.reduce_bytes * added
         held = self.s.held_while_scattered(unit) * c.param_bytes * scatters
         held_on = Alloc("unsharded_gradients", held)
         yield Instant((held_on, Alloc("reduce_buffers", beside), *alive))
@@ -374,7 +375,7 @@ class Fsdp(ShardedPlacement):
             )  # fmt: skip
         reduces = self.reduces(m)
         if reduces.any():
-            shard = self.s.trained(unit) // self.c.shard * self.c.reduce_bytes
+            shard = self.s.trained(unit) // self.s.degree(unit) * self.c.reduce_bytes
             yield from self.collective(
                 "replicate", "all-reduce", index, Cost("all_reduce", (unit,)),
                 Message("replicate", shard.astype(np.int64)),

@@ -186,18 +186,19 @@ class ShardedPlacement(Placement):
         added = finished if m.first else finished - self.between_bytes
         only_last = c.master_bytes if m.final else np.zeros(self.rows)
         itemsize = np.where(c.shard_sync_every, added, only_last)
-        return self.s.trained(unit) / c.shard * itemsize * ~c.offload
+        return self.s.shard_elements(unit) * itemsize * ~c.offload
 
     def _all_reduce_input(self, m: MicroBatch, elements: Floats) -> Floats:
         """Bytes of all-reduce input that hybrid sharding keeps until the end of the backward.
 
+        `elements` are those of this device's shard.
         Usually the gradients themselves are the input, which gives 0. A separate input exists if
         the dtypes differ, or if the result is added to gradients of an earlier micro-batch.
         """
         c = self.c
         added = c.replicate_sync_every & (not m.first)
         apart = self.reduces(m) & ((c.reduce_bytes != c.master_bytes) | added)
-        return np.where(apart, elements / c.shard * c.reduce_bytes, 0.0)
+        return np.where(apart, elements * c.reduce_bytes, 0.0)
 
     def _added_in_place(self, m: MicroBatch) -> Bools:
         """Rows in which a new gradient is added in place to an accumulated unsharded one."""

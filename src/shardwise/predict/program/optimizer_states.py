@@ -17,25 +17,39 @@ def optimizer_state_bytes(units: ModelUnits, c: Configurations, optimizer: Optim
     Rows differ in how many devices divide a parameter, along which dimension, and in the dtype
     that is updated; each combination is computed once.
     """
-    decides = np.stack([c.shard, c.reshard_group > 0, c.update_bytes], axis=1)
+    decides = np.stack([c.shard, c.expert_shard, c.reshard_group > 0, c.update_bytes], axis=1)
     found, row = np.unique(decides, axis=0, return_inverse=True)
     counted = Counter(units.units)
     totals = [
         sum(
-            times * _unit_bytes(unit, optimizer, int(shard), bool(along_rows), int(itemsize), units)
+            times
+            * _group_bytes(
+                group,
+                optimizer,
+                int(expert_shard if group.of_experts else shard),
+                bool(along_rows),
+                int(itemsize),
+                in_block=unit is not units.root,
+            )
             for unit, times in counted.items()
+            for group in unit.groups
         )
-        for shard, along_rows, itemsize in found
+        for shard, expert_shard, along_rows, itemsize in found
     ]
     return np.asarray(totals, dtype=float)[row.ravel()]
 
 
-def _unit_bytes(
-    unit: Unit, optimizer: Optimizer, shard: int, along_rows: bool, itemsize: int, units: ModelUnits
+def _group_bytes(
+    group: Unit,
+    optimizer: Optimizer,
+    shard: int,
+    along_rows: bool,
+    itemsize: int,
+    *,
+    in_block: bool,
 ) -> int:
-    """Bytes of optimizer states of one unit on rank 0 of `shard` devices."""
-    placed = unit.along_rows if along_rows else unit
-    in_block = unit is not units.root
+    """Bytes of optimizer states of one parameter group on rank 0 of `shard` devices."""
+    placed = group.along_rows if along_rows else group
     return sum(
         state_bytes(optimizer, shard_of(parameter, shard, in_block), itemsize)
         for parameter in placed.trained

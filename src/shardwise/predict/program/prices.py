@@ -120,31 +120,25 @@ class Prices:
                 self._made[key] = recompute_s(stage, what, tokens, self.h, self.k)  # type: ignore[arg-type]
         return self._made[key]
 
-    def gather(self, unit: Unit) -> Floats:
-        """Seconds of the all-gather of a unit before its forward."""
-        return self._gather(unit, self.s.c.shard)
+    def gather(self, group: Unit) -> Floats:
+        """Seconds of the all-gather of a parameter group before its forward."""
+        return self._gather(group, group.axis)
 
-    def gather_again(self, unit: Unit) -> Floats:
-        """Seconds of the all-gather of a unit before its backward, over the resharded group."""
-        return self._gather(unit, self._resharded_degree)
+    def gather_again(self, group: Unit) -> Floats:
+        """Seconds of the all-gather of a parameter group before its backward."""
+        return self._gather(group, group.axis if group.of_experts else "reshard")
 
-    @cached_property
-    def _resharded_degree(self) -> Ints:
-        """Number of devices that parameters are sharded over between forward and backward."""
-        c = self.s.c
-        return np.where(c.reshard_group > 0, c.reshard_group, c.shard)
-
-    def _gather(self, unit: Unit, group: Ints) -> Floats:
-        message = self.s.gathered_bytes(unit)
-        moved = self._ring(group, self.s.c.shard_stride, self.k).seconds(message)
+    def _gather(self, group: Unit, axis: str) -> Floats:
+        message = self.s.gathered_bytes(group)
+        moved = self._ring(*self.s.c.group(axis), self.k).seconds(message)
         return moved + self._host_copy_s(message)
 
-    def scatter(self, unit: Unit) -> Floats:
-        """Seconds of the reduce-scatter of a unit's gradients."""
+    def scatter(self, group: Unit) -> Floats:
+        """Seconds of the reduce-scatter of a parameter group's gradients."""
         # Gloo runs a reduce-scatter as an all-reduce.
         passes, c = 2.0 if self.h.on_cpu else 1.0, self.s.c
-        message = self.s.trained(unit) * c.reduce_bytes
-        moved = passes * self._ring(c.shard, c.shard_stride, self.k).seconds(message)
+        message = self.s.trained(group) * c.reduce_bytes
+        moved = passes * self._ring(*c.group(group.axis), self.k).seconds(message)
         return moved + self._host_copy_s(message)
 
     def _host_copy_s(self, message: Floats) -> Floats:
@@ -155,10 +149,10 @@ class Prices:
         c = self.s.c
         return np.where(c.offload, message / c.shard / self.h.host_link, 0.0)
 
-    def all_reduce(self, unit: Unit) -> Floats:
-        """Seconds of the all-reduce of a unit's sharded gradients across replicas."""
+    def all_reduce(self, group: Unit) -> Floats:
+        """Seconds of the all-reduce of a parameter group's sharded gradients across replicas."""
         c = self.s.c
-        message = self.s.trained(unit) * c.reduce_bytes / c.shard
+        message = self.s.trained(group) * c.reduce_bytes / self.s.degree(group)
         return self._all_reduce(c.replicate, c.replicate_stride, self.k).seconds(message)
 
     def _ring(self, size: Ints, stride: Ints, k: Coefficients) -> Ring:
@@ -178,9 +172,7 @@ class Prices:
     def exchange(self, axis: str, op: str, calls: Ints, size: Floats) -> Floats:
         """Seconds of `calls` collectives inside blocks, `size` bytes together, along one axis."""
         c, h, k = self.s.c, self.h, self._inner_coefficients
-        degree, stride = c.tensor, c.tensor_stride
-        if axis == "context":
-            degree, stride = c.context, c.shard_stride
+        degree, stride = c.group(axis)
         each = size / np.maximum(1, calls)
         if op == "all-reduce":
             seconds = self._all_reduce(degree, stride, k).seconds(each)

@@ -37,10 +37,23 @@ class Sizes:
         self.recomputed: Ints = blocks_of_share(c.full_recompute, len(units.single_blocks)).astype(
             np.int64
         )
-        # An integer reshard requires sharding along the first dimension.
+        # Degrees of sharding among the rows, by whether a group has divided experts. An integer
+        # reshard requires sharding along the first dimension.
         along_rows = c.reshard_group > 0
-        self._degrees, self._row = np.unique(2 * c.shard + along_rows, return_inverse=True)
+        self._degrees = {
+            of_experts: np.unique(2 * degree + along_rows, return_inverse=True)
+            for of_experts, degree in ((False, c.shard), (True, c.expert_shard))
+        }
         self._by_degree: dict[tuple[object, ...], Floats] = {}
+
+    def degree(self, group: Unit) -> Ints:
+        """Number of devices that shard a parameter group: each holds a different part of it."""
+        return self.c.expert_shard if group.of_experts else self.c.shard
+
+    def shard_elements(self, unit: Unit) -> Floats:
+        """Trained elements of a unit that one device holds, each group over its own devices."""
+        first, *rest = (self.trained(group) / self.degree(group) for group in unit.groups)
+        return sum(rest, first)
 
     def elements(self, unit: Unit) -> Floats:
         """Elements of a unit, padded as FSDP2 pads for each row's degree."""
@@ -97,39 +110,45 @@ class Sizes:
         return self._by_shard_degree(unit, "held_while_scattered")
 
     def _by_shard_degree(self, unit: Unit, size: str, *of: str) -> Floats:
-        """The size given by a method of `Unit`, for each row's degree of sharding."""
+        """The size given by a method of `Unit`, for each row's degrees: summed over its groups."""
         key = (unit, size, *of)
         if key not in self._by_degree:
-            sizes, known = [], self.units.size_of_degree
-            for degree in self._degrees.tolist():
-                if (degree, *key) not in known:
-                    shard, along_rows = divmod(degree, 2)
-                    placed = unit.along_rows if along_rows else unit
-                    known[degree, *key] = float(getattr(placed, size)(shard, *of))
-                sizes.append(known[degree, *key])
-            self._by_degree[key] = np.asarray(sizes)[self._row]
+            first, *rest = (self._of_group(group, size, *of) for group in unit.groups)
+            self._by_degree[key] = sum(rest, first)
         return self._by_degree[key]
 
+    def _of_group(self, group: Unit, size: str, *of: str) -> Floats:
+        """The size of one parameter group, for each row's degree of sharding it."""
+        degrees, row = self._degrees[group.of_experts]
+        sizes, known, key = [], self.units.size_of_degree, (group, size, *of)
+        for degree in degrees.tolist():
+            if (degree, *key) not in known:
+                shard, along_rows = divmod(degree, 2)
+                placed = group.along_rows if along_rows else group
+                known[degree, *key] = float(getattr(placed, size)(shard, *of))
+            sizes.append(known[degree, *key])
+        return np.asarray(sizes)[row]
+
     @cached_property
-    def all_trained(self) -> Floats:
-        """Elements of all trained parameters, padded as FSDP2 pads."""
-        return self._sum("padded_trained")
+    def trained_shard(self) -> Floats:
+        """Trained elements of the model that one device holds."""
+        return self._held("padded_trained")
 
     @cached_property
     def parameter_bytes(self) -> Floats:
         """Bytes of parameters on one device: in the master dtype, or as stored."""
-        stored = self._sum("stored_bytes") / self.c.shard
-        return self._state(self._sum("master_numel")) + stored
+        stored = self._held("stored_bytes")
+        return self._held("master_numel") * self.c.master_bytes + stored
 
     @cached_property
     def gradient_bytes(self) -> Floats:
         """Bytes of gradients on one device, in the master dtype."""
-        return self._state(self.all_trained)
+        return self.trained_shard * self.c.master_bytes
 
     @cached_property
     def updated_bytes(self) -> Floats:
         """Bytes of one device's trained weights, as the optimizer updates them."""
-        updated: Floats = self.all_trained / self.c.shard * self.c.update_bytes
+        updated: Floats = self.trained_shard * self.c.update_bytes
         return updated
 
     @cached_property
@@ -169,17 +188,21 @@ class Sizes:
         """Bytes of a frozen copy of the model on one device; 0 without one."""
         return self.parameter_bytes * (self.units.reference == "copy")
 
-    def _sum(self, size: str) -> Floats:
-        """A size of `Unit`, summed over all units of the model."""
+    def _sum(self, size: str, of_experts: bool) -> Floats:
+        """A size of `Unit`, summed over all groups of the model that are sharded alike."""
         total = np.zeros(len(self.c))
         for unit, times in Counter(self.units.units).items():
-            total = total + times * self._by_shard_degree(unit, size)
+            for group in unit.groups:
+                if group.of_experts == of_experts:
+                    total = total + times * self._of_group(group, size)
         return total
 
-    def _state(self, elements: Floats) -> Floats:
-        """Bytes of one device's shard of so many elements, in the master dtype."""
-        state: Floats = elements / self.c.shard * self.c.master_bytes
-        return state
+    def _held(self, size: str) -> Floats:
+        """A size of `Unit` summed over the model, as one device holds it: each group's shard."""
+        held: Floats = self._sum(size, False) / self.c.shard
+        if self.units.division.expert > 1:
+            held = held + self._sum(size, True) / self.c.expert_shard
+        return held
 
     @cached_property
     def batch(self) -> Floats:
