@@ -137,6 +137,7 @@ def configurations(seconds: Seconds, r: Rules) -> Configurations:
         replicate=np.where(across, 2, 1),
         context=ones,
         tensor=ones,
+        expert=ones,
         shard_stride=ones,
         replicate_stride=np.where(sharded, 8, 1),
         tensor_stride=ones,

@@ -51,9 +51,9 @@ from shardwise.planning.reasons.settings import (
 from shardwise.planning.rows import Candidate, complexity
 from shardwise.planning.search import Search
 from shardwise.predict.configurations import Configurations, Floats
-from shardwise.predict.program.events import INNER_AXES
 from shardwise.predict.program.sizes import Sizes
 from shardwise.predict.rates import comparison_error
+from shardwise.spec.mesh import INNER_AXES
 from shardwise.spec.strategy import Strategy
 
 # Settings named when two configurations are compared, besides their layout; and usual values.

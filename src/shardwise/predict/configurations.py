@@ -84,45 +84,35 @@ class Configurations:
             if strategy.grad_sync is None or strategy.shard is None:
                 raise ValueError("strategies must be resolved against a cluster first")
 
-        def ints(values: Sequence[int]) -> Ints:
-            return np.asarray(values, dtype=np.int64)
-
         def bools(values: Sequence[bool]) -> Bools:
             return np.asarray(values, dtype=np.bool_)
 
         reshard = [s.reshard_after_forward for s in strategies]
         return cls(
-            shard=ints([s.mesh.states for s in strategies]),
-            replicate=ints([s.mesh.replicate for s in strategies]),
-            context=ints([s.context for s in strategies]),
-            tensor=ints([s.tensor for s in strategies]),
-            expert=ints([s.expert for s in strategies]),
-            shard_stride=ints([s.stride("context") for s in strategies]),
-            replicate_stride=ints([s.stride("replicate") for s in strategies]),
-            tensor_stride=ints([s.stride("tensor") for s in strategies]),
-            micro_batch=ints([s.micro_batch for s in strategies]),
-            accumulate=ints([s.accumulate for s in strategies]),
-            param_bytes=ints([DTYPE_BYTES[s.param_dtype] for s in strategies]),
+            **_degrees(strategies),
+            micro_batch=_ints([s.micro_batch for s in strategies]),
+            accumulate=_ints([s.accumulate for s in strategies]),
+            param_bytes=_ints([DTYPE_BYTES[s.param_dtype] for s in strategies]),
             # DDP reduces gradients in the dtype of its parameters.
-            reduce_bytes=ints(
+            reduce_bytes=_ints(
                 [
                     DTYPE_BYTES[s.kept_dtype if s.kind == "ddp" else s.reduce_dtype]
                     for s in strategies
                 ]
             ),
-            master_bytes=ints([DTYPE_BYTES[s.kept_dtype] for s in strategies]),
-            update_bytes=ints([DTYPE_BYTES[s.master_dtype] for s in strategies]),
+            master_bytes=_ints([DTYPE_BYTES[s.kept_dtype] for s in strategies]),
+            update_bytes=_ints([DTYPE_BYTES[s.master_dtype] for s in strategies]),
             sharded=bools([s.sharded for s in strategies]),
             ddp=bools([s.kind == "ddp" for s in strategies]),
             reshard_forward=bools([r is not False for r in reshard]),
-            reshard_group=ints([0 if isinstance(r, bool) or r is None else r for r in reshard]),
+            reshard_group=_ints([0 if isinstance(r, bool) or r is None else r for r in reshard]),
             reshard_backward=bools([bool(s.reshard_after_backward) for s in strategies]),
             shard_sync_every=bools([s.grad_sync != "last" for s in strategies]),
             replicate_sync_every=bools([s.grad_sync == "every" for s in strategies]),
-            prefetch=ints([s.prefetch for s in strategies]),
-            forward_prefetch=ints([s.forward_prefetch for s in strategies]),
+            prefetch=_ints([s.prefetch for s in strategies]),
+            forward_prefetch=_ints([s.forward_prefetch for s in strategies]),
             split_root=bools([s.split_root for s in strategies]),
-            loss_chunks=ints([s.loss_chunks if s.loss == "chunked" else 1 for s in strategies]),
+            loss_chunks=_ints([s.loss_chunks if s.loss == "chunked" else 1 for s in strategies]),
             liger=bools([s.loss == "fused" and s.loss_kernel == "liger" for s in strategies]),
             cut=bools([s.loss == "fused" and s.loss_kernel != "liger" for s in strategies]),
             offload=bools([s.offloads("parameters") for s in strategies]),
@@ -133,8 +123,8 @@ class Configurations:
             ),
             selective=bools([s.recompute == "selective" for s in strategies]),
             bucket_bytes=np.asarray([(s.ddp_bucket_mib or 0.0) * 2**20 for s in strategies]),
-            wire_bytes=ints([2 if s.compress in ("bf16", "fp16") else 0 for s in strategies]),
-            powersgd_rank=ints(
+            wire_bytes=_ints([2 if s.compress in ("bf16", "fp16") else 0 for s in strategies]),
+            powersgd_rank=_ints(
                 [s.powersgd_rank if s.compress == "powersgd" else 0 for s in strategies]
             ),
         )
@@ -176,3 +166,22 @@ class Configurations:
         """The rows with these indices, in this order; an index may repeat."""
         columns = {f.name: getattr(self, f.name)[rows] for f in fields(self)}
         return Configurations(**columns)
+
+
+def _ints(values: Sequence[int]) -> Ints:
+    """A column of integers."""
+    return np.asarray(values, dtype=np.int64)
+
+
+def _degrees(strategies: Sequence[Strategy]) -> dict[str, Ints]:
+    """The columns of degrees of parallelism, and of distances in ranks."""
+    return {
+        "shard": _ints([s.mesh.states for s in strategies]),
+        "replicate": _ints([s.mesh.replicate for s in strategies]),
+        "context": _ints([s.context for s in strategies]),
+        "tensor": _ints([s.tensor for s in strategies]),
+        "expert": _ints([s.expert for s in strategies]),
+        "shard_stride": _ints([s.stride("context") for s in strategies]),
+        "replicate_stride": _ints([s.stride("replicate") for s in strategies]),
+        "tensor_stride": _ints([s.stride("tensor") for s in strategies]),
+    }

@@ -98,18 +98,11 @@ def _model_description(units: ModelUnits) -> dict[str, Any]:
 def traffic_of(units: ModelUnits, strategy: Strategy) -> tuple[CollectiveProfile, ...]:
     """The collectives of one rank in one step of a resolved strategy: calls and bytes."""
     columns = Configurations.of([strategy])
-    mesh = strategy.mesh
-    sizes = {
-        **mesh._asdict(),
-        # States are shared by the devices of a context group too.
-        "shard": mesh.states,
-        "reshard": int(columns.reshard_group[0]),
-    }
     return tuple(
         CollectiveProfile(
             op=collective.op,
             group=collective.group,
-            group_size=sizes[collective.group],
+            group_size=int(columns.group(collective.group)[0][0]),
             calls=int(collective.calls[0]),
             bytes=int(collective.bytes[0]),
         )
@@ -157,6 +150,7 @@ def _time_fields(
             optimizer_s=float(times.optimizer_s[0]),
             tensor_s=float(times.tensor_s[0]) if strategy.tensor > 1 else None,
             context_s=float(times.context_s[0]) if strategy.context > 1 else None,
+            expert_s=float(times.expert_s[0]) if strategy.expert > 1 else None,
         ),
         "throughput": throughput_of(work, step, cluster.devices, peak),
         "bottleneck": _bottleneck(memory, times, without_latency),

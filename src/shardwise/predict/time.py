@@ -21,7 +21,6 @@ from shardwise.predict.configurations import Bools, Configurations, Floats, Ints
 from shardwise.predict.kernels import coefficients_for, hardware_of
 from shardwise.predict.program.events import (
     COMMUNICATION,
-    INNER_AXES,
     Cost,
     Program,
     Repeat,
@@ -33,6 +32,7 @@ from shardwise.predict.program.step import Steps, emit_steps
 from shardwise.predict.rates import Coefficients, Hardware
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DType
+from shardwise.spec.mesh import INNER_AXES
 from shardwise.spec.optimizer import Optimizer
 from shardwise.units.unit import ModelUnits
 
@@ -53,6 +53,7 @@ class Times:
     # Part of the exposed communication: collectives inside blocks.
     tensor_s: Floats
     context_s: Floats
+    expert_s: Floats
 
     def take(self, which: Ints | int) -> Times:
         """The times with these indices along the first axis: configurations, or networks."""
@@ -130,6 +131,7 @@ def schedule(program: Program, shape: tuple[int, ...], prices: Priced) -> Times:
         communication_s=spent("communication"),
         tensor_s=spent("tensor"),
         context_s=spent("context"),
+        expert_s=spent("expert"),
     )
 
 

@@ -7,6 +7,10 @@ from typing import Literal, NamedTuple
 
 Axis = Literal["replicate", "shard", "context", "tensor"]
 AXES: tuple[Axis, ...] = ("replicate", "shard", "context", "tensor")
+# Axes along which devices exchange data inside blocks. "expert" is a view of shard and context: it
+# takes no devices of its own.
+InnerAxis = Literal["tensor", "context", "expert"]
+INNER_AXES: tuple[InnerAxis, ...] = ("tensor", "context", "expert")
 
 
 class Mesh(NamedTuple):

@@ -11,7 +11,7 @@ from pydantic import Field, StrictBool, field_validator, model_validator
 from shardwise.spec.compression import FIRST_START, Compress, problems_of_compression
 from shardwise.spec.degrees import degrees_on
 from shardwise.spec.dtype import DType, LinearDType
-from shardwise.spec.mesh import AXES, Axis, Mesh
+from shardwise.spec.mesh import AXES, Axis, InnerAxis, Mesh
 from shardwise.spec.record import Record, SpecError, did_you_mean
 from shardwise.spec.shares import Share, check_shares, problems_of_shares, with_most
 from shardwise.spec.states import (
@@ -338,8 +338,10 @@ class Strategy(Record):
         """The degree along each axis; 1 for a degree that is not set."""
         return Mesh(self.replicate or 1, self.shard or 1, self.context, self.tensor)
 
-    def stride(self, axis: Axis) -> int:
+    def stride(self, axis: Axis | InnerAxis) -> int:
         """Distance in ranks between neighbours along an axis."""
+        if axis == "expert":
+            return self.stride("context")
         order = ("tensor", *AXES[:-1]) if self.tensor_across_nodes else AXES
         inside = order[order.index(axis) + 1 :]
         return math.prod(getattr(self.mesh, name) for name in inside)

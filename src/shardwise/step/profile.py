@@ -91,9 +91,10 @@ class TimeProfile(NamedTuple):
     exposed_communication_s: float | None = None
     exposed_copy_s: float | None = None
     optimizer_s: float | None = None
-    # Parts of the exposed communication: collectives of tensor groups, and of context groups.
+    # Parts of the exposed communication: collectives of tensor, context and expert groups.
     tensor_s: float | None = None
     context_s: float | None = None
+    expert_s: float | None = None
 
 
 class ThroughputProfile(NamedTuple):

@@ -15,7 +15,14 @@ from shardwise.spec.dtype import DTYPE_BYTES, DType
 from shardwise.spec.families import linear_names
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError, did_you_mean
-from shardwise.units.division import UNDIVIDED, Division, Exchange, Exchanges, Operation
+from shardwise.units.division import (
+    UNDIVIDED,
+    Division,
+    Exchange,
+    Exchanges,
+    Operation,
+    expert_counts,
+)
 from shardwise.units.graph import Graph, Value
 from shardwise.units.graph_stage import stage_of
 from shardwise.units.unit import ModelUnits, Parameter, Unit
@@ -67,7 +74,7 @@ def decoder_units(
         division=division,
         lookup=_lookup(model, division, stream),
         lookup_bytes=float(model.hidden * stream) if division.between > 1 else 0.0,
-        whole_numel=decoder_units(whole, seq_len).numel if division.tensor > 1 else None,
+        whole_numel=decoder_units(whole, seq_len).numel if division.of_parameters else None,
         whole_table=whole.vocab * whole.hidden if division.tensor > 1 else 0,
     )
 
@@ -321,7 +328,7 @@ def _mlp(graph: Graph, model: ModelSpec, x: Value, span: int = 0) -> Value:
     return _leave_tensor_parallel(graph, model, made)
 
 
-def _gated(graph: Graph, model: ModelSpec, gate: Value, up: Value, copies: int = 1) -> Value:
+def _gated(graph: Graph, model: ModelSpec, gate: Value, up: Value, copies: float = 1) -> Value:
     """Record activation(gate) · up; `copies` is the number of experts per token."""
     active = _activation(graph, model, gate, graph.value(copies * model.ffn))
     return graph.pointwise(active, up, saves=(active, up))
@@ -347,6 +354,8 @@ def _experts(graph: Graph, model: ModelSpec, x: Value) -> Value:
     """
     assert model.experts is not None
     assert model.experts_per_token is not None
+    if graph.division.expert > 1:
+        return _divided_experts(graph, model, x)
     chosen = model.experts_per_token
     scores = graph.linear(x, "mlp.router", model.experts)
     probabilities = graph.pointwise(graph.cast(scores, FP32), save_output=True)
@@ -364,6 +373,45 @@ def _experts(graph: Graph, model: ModelSpec, x: Value) -> Value:
     )
     graph.ops[-1].routed = chosen
     weighted = graph.pointwise(down, weights, saves=(down, weights))
+    return graph.pointwise(weighted, output=graph.value(model.hidden))
+
+
+def _divided_experts(graph: Graph, model: ModelSpec, x: Value) -> Value:
+    """Record a mixture of experts of which each device of a group has some.
+
+    Tokens travel to the devices that have their experts, and back. A device gets as many as it
+    sends, times the division's `routing`: the share of the device that gets the most.
+    """
+    assert model.experts is not None
+    assert model.experts_per_token is not None
+    division, chosen = graph.division, model.experts_per_token
+    got = chosen * division.routing
+    scores = graph.linear(x, "mlp.router", model.experts)
+    probabilities = graph.pointwise(graph.cast(scores, FP32), save_output=True)
+    weights = graph.pointwise(probabilities, output=graph.value(chosen, FP32))
+    start = len(graph.ops)
+    sent = graph.pointwise(x, output=graph.value(chosen * model.hidden))
+    rows = Exchange("expert", "all-to-all", sent.bytes)
+    received = graph.exchange(
+        sent, got * model.hidden, (expert_counts(model.experts), rows), (rows,)
+    )
+    received = graph.pointwise(received)
+    own = model.experts // division.expert
+    names = ("mlp.experts.gate_up", "mlp.experts.down")
+    elements = graph.parameter(names[0], own, 2 * model.ffn, model.hidden, expert=True)
+    flops = 2.0 * got * model.ffn * model.hidden
+    joined = graph.matmul(received, got * 2 * model.ffn, elements, 2.0 * flops)
+    graph.ops[-1].routed, graph.experts = got, own
+    product = _gated(graph, model, joined, joined, copies=got)
+    elements = graph.parameter(names[1], own, model.hidden, model.ffn, expert=True)
+    down = graph.matmul(product, got * model.hidden, elements, flops)
+    graph.ops[-1].routed = got
+    for _ in ("weighted by 1", "in the order of arrival", "summed over one expert"):
+        down = graph.pointwise(down)
+    back = graph.exchange(down, chosen * model.hidden, (rows,), (rows,))
+    back = graph.pointwise(back)
+    graph.divided = (start, len(graph.ops))
+    weighted = graph.pointwise(back, weights, saves=(back, weights))
     return graph.pointwise(weighted, output=graph.value(model.hidden))
 
 

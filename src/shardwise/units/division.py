@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from shardwise.spec.families import DIVISIBLE
+from shardwise.spec.mesh import InnerAxis
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import ContextMethod, Strategy
@@ -28,9 +29,11 @@ class Division(NamedTuple):
     context: int = 1
     method: ContextMethod = "ulysses"
     expert: int = 1
+    # Tokens of the device of an expert group that gets the most, relative to the mean.
+    routing: float = 1.0
 
     @classmethod
-    def of(cls, strategy: Strategy) -> Division:
+    def of(cls, strategy: Strategy, routing: float = 1.0) -> Division:
         """The division of a strategy; settings without effect take their default values."""
         return cls(
             strategy.tensor,
@@ -38,7 +41,13 @@ class Division(NamedTuple):
             strategy.context,
             strategy.context_method if strategy.context > 1 else "ulysses",
             strategy.expert,
+            routing if strategy.expert > 1 else 1.0,
         )
+
+    @property
+    def of_parameters(self) -> bool:
+        """Whether a device computes with a part of the parameters only."""
+        return max(self.tensor, self.expert) > 1
 
     @property
     def between(self) -> int:
@@ -58,12 +67,16 @@ UNDIVIDED = Division()
 class Exchange(NamedTuple):
     """Collectives of one kind; `bytes` is the full group's message per token, over all `calls`."""
 
-    axis: Literal["tensor", "context"]
+    axis: InnerAxis
     op: Operation
     bytes: float
     # Gradient elements, in the gradients' dtype; they do not grow with the tokens.
     elements: int = 0
     calls: int = 1
+    # Bytes that do not grow with the tokens.
+    fixed: int = 0
+    # Whether the host reads the result: it issues nothing more until then.
+    host: bool = False
 
 
 class Exchanges(NamedTuple):
@@ -83,16 +96,22 @@ class Exchanges(NamedTuple):
 NO_EXCHANGES = Exchanges()
 
 
+def expert_counts(experts: int) -> Exchange:
+    """The exchange of how many tokens each expert gets, 8 bytes each; the host reads them."""
+    return Exchange("expert", "all-to-all", 0.0, fixed=8 * experts, host=True)
+
+
 def join_exchanges(exchanges: Sequence[Exchange]) -> tuple[Exchange, ...]:
-    """Sum exchanges with the same axis and operation into one each."""
-    found: dict[tuple[str, str], Exchange] = {}
+    """Sum exchanges with the same axis and operation into one each; those the host reads apart."""
+    found: dict[tuple[object, ...], Exchange] = {}
     for one in exchanges:
-        key = (one.axis, one.op)
-        before = found.get(key, one._replace(bytes=0.0, elements=0, calls=0))
+        key = (one.axis, one.op, one.host)
+        before = found.get(key, one._replace(bytes=0.0, elements=0, calls=0, fixed=0))
         found[key] = before._replace(
             bytes=before.bytes + one.bytes,
             elements=before.elements + one.elements,
             calls=before.calls + one.calls,
+            fixed=before.fixed + one.fixed,
         )
     return tuple(found.values())
 

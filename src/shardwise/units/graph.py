@@ -115,15 +115,15 @@ class Graph:
         """A new tensor of `width` elements per token, by default in the compute dtype."""
         return Value(width, self.itemsize if itemsize is None else itemsize, logits)
 
-    def parameter(self, name: str, *shape: int, matrix: bool = False) -> int:
+    def parameter(self, name: str, *shape: int, matrix: bool = False, expert: bool = False) -> int:
         """Record a parameter of the model; returns the elements of its gradient, 0 if frozen.
 
-        `matrix` marks the weight of a linear layer in a block, which can be quantised.
+        `matrix` marks the weight of a linear layer in a block, which can be quantised, `expert`
+        those of divided experts.
         """
-        if self.adapter is None:
-            parameter = Parameter(name=name, shape=shape)
-        else:
-            parameter = frozen(Parameter(name=name, shape=shape), self.adapter, matrix)
+        parameter = Parameter(name=name, shape=shape, expert=expert)
+        if self.adapter is not None:
+            parameter = frozen(parameter, self.adapter, matrix)
         self.parameters.append(parameter)
         return parameter.numel if parameter.trainable else 0
 

@@ -64,13 +64,6 @@ def _loaded(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
     parameters in full is traced too.
     """
     dtype, autocast = strategy.param_dtype, strategy.autocast
-    if strategy.expert > 1:
-        if isinstance(model, ModelSpec):
-            Division.of(strategy).check(model, seq_len)
-        raise SpecError(
-            "strategy.expert: expert parallelism is not predicted yet; leave it out to plan, "
-            "estimate or train"
-        )
     by_formulas = model.adapter is None or not model.adapter.train
     if isinstance(model, ModelSpec) and by_formulas:
         division = Division.of(strategy)

@@ -133,7 +133,7 @@ class Unit:
         experts of each block. A unit without divided experts is its only group.
         """
         shared = tuple(p for p in self.parameters if not p.expert)
-        if len(shared) == len(self.parameters):
+        if len(shared) == len(self.parameters) or self.of_experts:
             return (self,)
         divided = [tuple(p for p in block.parameters if p.expert) for block in self.blocks]
         experts = {

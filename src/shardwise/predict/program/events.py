@@ -43,8 +43,6 @@ WorkKind = Literal[
     "compute", "copy", "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "optimizer"
 ]
 COMMUNICATION: tuple[WorkKind, ...] = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
-# Streams of collectives inside blocks, for which compute waits.
-INNER_AXES: tuple[Literal["tensor", "context"], ...] = ("tensor", "context")
 # Index of the unit that holds embedding, head and loss.
 ROOT_UNIT = -1
 

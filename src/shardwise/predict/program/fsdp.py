@@ -20,25 +20,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from shardwise.predict.configurations import Bools
 from shardwise.predict.program.blocks import UnitGroup, neighbour
-from shardwise.predict.program.events import (
-    NO_COST,
-    ROOT_UNIT,
-    Alloc,
-    Cost,
-    Event,
-    Instant,
-    Message,
-)
-from shardwise.predict.program.fsdp_rules import ShardedPlacement
-from shardwise.predict.program.placement import mask_or_none
+from shardwise.predict.program.events import ROOT_UNIT, Alloc, Cost, Event, Instant
+from shardwise.predict.program.expert import DividedExperts
 from shardwise.predict.program.sizes import MicroBatch
-from shardwise.units.division import Exchange
 from shardwise.units.unit import Unit
 
 
-class Fsdp(ShardedPlacement):
+class Fsdp(DividedExperts):
     """The events of a step whose parameters are sharded with `fully_shard`."""
 
     # ---- forward ---------------------------------------------------------------------------------
@@ -71,16 +60,15 @@ class Fsdp(ShardedPlacement):
         yield Alloc("unsharded_parameters", -self.gathered_bytes(unit) * self.c.reshard_forward)
 
     def block_forward(self, m: MicroBatch, group: UnitGroup) -> Iterator[Event]:
-        unit, index, c = group.unit, group.place, self.c
+        unit, index, c = group.unit.groups[0], group.place, self.c
         gathers, reshards = self.gathers(m), c.reshard_forward
+        divided = unit is not group.unit
         if self.waits:
             yield from self._gather(unit, index, gathers)
         yield from self._copy_out(unit, index, gathers)
-        ahead = neighbour(self.units, index + 1 + self.forward_prefetch)
-        if ahead is not None and not self.waits:
-            yield from self._gather(ahead, index + 1 + self.forward_prefetch, gathers)
-        if index == len(self.units.blocks) - 1 and not self.waits:
-            yield from self._gather(self.head, ROOT_UNIT, gathers)
+        ahead = tuple(self._gathers_ahead(m, index))
+        if not divided:
+            yield from ahead
         yield Alloc(
             "unsharded_parameters",
             (self.gathered_bytes(unit) + self.gather_buffer_bytes(unit)) * gathers,
@@ -90,9 +78,24 @@ class Fsdp(ShardedPlacement):
         again = Alloc("unsharded_parameters", self.s.rearranged(unit) * c.param_bytes * gathers)
         yield Instant((again, Alloc("activations", self.s.boundary)))
         yield self._buffer_freed(m, index)
-        yield from self.emit_once(("forward", id(group)), lambda: self._forward_of_blocks(group))
+        if divided:
+            yield from self._forward_in_parts(m, group, ahead)
+        else:
+            once = ("forward", id(group))
+            yield from self.emit_once(once, lambda: self._forward_of_blocks(group))
         left = self.smaller_shard(unit) if self.integer else 0.0
         yield Alloc("unsharded_parameters", (left - self.gathered_bytes(unit)) * reshards)
+
+    def _gathers_ahead(self, m: MicroBatch, index: int) -> Iterator[Event]:
+        """The all-gather of what follows unit `index`, which runs during its forward."""
+        if self.waits:
+            return
+        reach = index + 1 + self.forward_prefetch
+        ahead = neighbour(self.units, reach)
+        if ahead is not None:
+            yield from self._gather(ahead, reach, self.gathers(m))
+        if index == len(self.units.blocks) - 1:
+            yield from self._gather(self.head, ROOT_UNIT, self.gathers(m))
 
     def _forward_of_blocks(self, group: UnitGroup) -> Iterator[Event]:
         for number, block in enumerate(group.unit.blocks):
@@ -112,7 +115,8 @@ class Fsdp(ShardedPlacement):
             return Alloc(
                 "unsharded_parameters", -self.gather_buffer_bytes(self.root) * self.gathers(m)
             )
-        before = self.gather_buffer_bytes(neighbour(self.units, index - 1))
+        last = self.units.blocks[index - 1].groups[-1]
+        before = self.gather_buffer_bytes(last)
         return Alloc("unsharded_parameters", -before * self.gathers(m))
 
     def head_begins(self, m: MicroBatch) -> Iterator[Event]:
@@ -139,50 +143,18 @@ class Fsdp(ShardedPlacement):
         else:
             yield self._buffer_freed(m, len(self.units.blocks))
 
-    def _gather(self, unit: Unit, index: int, rows: Bools) -> Iterator[Event]:
-        """The all-gather of a unit before its forward, in those of `rows` that move shards.
-
-        Only the collective: the callers emit the memory of the gathered parameters.
-        """
-        yield from self._all_gather(unit, index, Cost("gather", (unit,)), "shard", rows)
-
-    def _all_gather(
-        self,
-        unit: Unit,
-        index: int,
-        cost: Cost,
-        axis: str,
-        rows: Bools,
-        queue: str = "gathered",
-    ) -> Iterator[Event]:
-        """An all-gather of a unit, in the rows that move shards; its end is put into `queue`."""
-        rows = rows & self.moves
-        if not rows.any() or not unit.parameters:
-            return
-        message = None if self.alone else Message(axis, self.gathered_bytes(unit).astype(np.int64))
-        yield from self.collective(
-            "shard", "all-gather", index, cost, message,
-            after=("compute",), give=queue, only=mask_or_none(rows),
-        )  # fmt: skip
-
-    def _copy_out(self, unit: Unit, index: int, rows: Bools) -> Iterator[Event]:
-        """The copy of a gathered unit out of its flat buffer, after its all-gather."""
-        if not (rows & self.moves).any() or not unit.parameters:
-            return
-        cost = NO_COST if self.alone else Cost("copy_out", (unit,))
-        yield self.copy(
-            "copy out", index, cost, take="gathered", only=mask_or_none(rows & self.moves)
-        )
-
     # ---- a reference model -----------------------------------------------------------------------
 
     def lend(self, unit: Unit, index: int) -> Iterator[Event]:
         blocks = self.integer and index != ROOT_UNIT
-        axis, cost = ("reshard", "gather_again") if blocks else ("shard", "gather")
-        yield from self._all_gather(unit, index, Cost(cost, (unit,)), axis, self.c.reshard_forward)
+        for group in unit.groups:
+            axis, cost = ("reshard", "gather_again") if blocks else (group.axis, "gather")
+            found = Cost(cost, (group,))
+            yield from self._all_gather(group, index, found, axis, self.c.reshard_forward)
 
     def lent(self, unit: Unit, index: int) -> Iterator[Event]:
-        yield from self._copy_out(unit, index, self.c.reshard_forward)
+        for group in unit.groups:
+            yield from self._copy_out(group, index, self.c.reshard_forward)
 
     # ---- backward --------------------------------------------------------------------------------
 
@@ -193,7 +165,7 @@ class Fsdp(ShardedPlacement):
 
     def _gather_again(self, index: int) -> Iterator[Event]:
         """The all-gather of a unit before its backward, in rows that resharded it."""
-        unit = self.units.blocks[index]
+        unit = self.units.blocks[index].groups[0]
         axis = "reshard" if self.integer else "shard"
         cost = Cost("gather_again", (unit,))
         # A prefetched unit without a backward is gathered but never used.
@@ -220,16 +192,20 @@ class Fsdp(ShardedPlacement):
             yield Alloc("unsharded_parameters", self._unused_prefetched_buffers())
 
     def block_backward(self, m: MicroBatch, group: UnitGroup) -> Iterator[Event]:
-        unit, index, regathers = group.unit, group.place, self.c.reshard_forward
+        unit, index, regathers = group.unit.groups[0], group.place, self.c.reshard_forward
         if not self.has_backward(index):
             yield from self._unit_without_backward(m, group)
             return
         boundary = Alloc("activations", self.s.boundary)
+        divided = unit is not group.unit
         if self.prefetch == 0:
             yield from self._gather_again(index)
         yield from self._copy_out(unit, index, regathers)
+        further: tuple[Event, ...] = ()
         if 0 < self.prefetch <= index:
-            yield from self._gather_again(index - self.prefetch)
+            further = tuple(self._gather_again(index - self.prefetch))
+        if not divided:
+            yield from further
 
         # Copied out of its flat buffer. After an integer reshard the unit was gathered from its
         # larger shard, which is freed when all parameters are copied out.
@@ -244,8 +220,11 @@ class Fsdp(ShardedPlacement):
         yield Alloc("unsharded_parameters", ahead)
         if index == self._first_trained:
             yield Alloc("unsharded_parameters", self._unused_prefetched_buffers())
-        key = ("backward", id(group), m.first)
-        yield from self.emit_once(key, lambda: self._backward_of_blocks(m, group))
+        if divided:
+            yield from self._backward_in_parts(m, group, further)
+        else:
+            key = ("backward", id(group), m.first)
+            yield from self.emit_once(key, lambda: self._backward_of_blocks(m, group))
         resharded = self.gathered_bytes(unit) * self.reshards(m)
         yield Alloc("unsharded_parameters", -resharded)
         alive: tuple[Alloc, ...] = (boundary,)
@@ -253,7 +232,9 @@ class Fsdp(ShardedPlacement):
             # Its input needs no gradient, so it is reduced at the end of the backward.
             alive = ()
             yield Alloc("unsharded_parameters", -self._unused_prefetched_buffers() * m.final)
-        yield from self._reduction(m, unit, index, self._previous_scatter(index), *alive)
+        before = next((one for one in group.unit.groups[1:] if one.trained), None)
+        before = before or self._previous_scatter(index)
+        yield from self._reduction(m, unit, index, before, *alive)
         yield Alloc("unsharded_parameters", -ahead)
 
     def _unit_without_backward(self, m: MicroBatch, group: UnitGroup) -> Iterator[Event]:
@@ -317,73 +298,3 @@ class Fsdp(ShardedPlacement):
         yield Alloc("reduce_buffers", -self._all_reduce_input(m, self.s.trained_shard))
         if not m.final or self._first_trained == len(self.units.blocks):
             yield Alloc("unsharded_parameters", -self._unused_prefetched_buffers())
-
-    # ---- gradients -------------------------------------------------------------------------------
-
-    def _reduction(
-        self, m: MicroBatch, unit: Unit, index: int, before: Unit | None, *alive: Alloc
-    ) -> Iterator[Event]:
-        """The reduction of a unit's gradients: copied into the reduce-scatter input, then reduced.
-
-        The unit's parameters are resharded first. During the collective, FSDP still holds the
-        gradient of the unit's last parameter. `before` is the unit scattered before this one, whose
-        reduce-scatter input is freed. `alive` is what else is alive meanwhile.
-        """
-        if not unit.trained:
-            return
-        c, scatters = self.c, self.scatters(m)
-        size = self.s.trained(unit)
-        given = self._scatter_input(m, unit)
-        kept = self._accumulated(m, unit)
-        own = size * c.param_bytes * (~self.sums_whole | m.first)
-        # Gradients that are not sharded along their first dimension are copied before that.
-        own = own + self.s.last_rearranged(unit) * c.param_bytes
-        # The full table's gradient, of which this device takes its part.
-        own = own + self._full_table_elements(unit) * np.where(
-            self.sums_whole, c.reduce_bytes, c.param_bytes
-        )
-        copying = np.where(scatters, own, kept + unit.largest_gradient * c.param_bytes)
-        yield Alloc("reduce_buffers", given - (self._scatter_input(m, before) if before else 0.0))
-        yield Instant((Alloc("unsharded_gradients", copying), *alive))
-        yield Alloc("gradients", self._gradient_change(m, unit))
-        yield Alloc("unsharded_gradients", kept)
-        shard = self.s.shard_elements(unit)
-        yield Alloc("reduce_buffers", self._all_reduce_input(m, shard))
-        # A new shard and the one accumulated in earlier micro-batches exist at the same time.
-        added = scatters & c.shard_sync_every & (not m.first)
-        beside = shard * c.reduce_bytes * added
-        held = self.s.held_while_scattered(unit) * c.param_bytes * scatters
-        held_on = Alloc("unsharded_gradients", held)
-        yield Instant((held_on, Alloc("reduce_buffers", beside), *alive))
-        yield from self._collectives(m, unit, index)
-
-    def _collectives(self, m: MicroBatch, unit: Unit, index: int) -> Iterator[Event]:
-        """The copy in, reduce-scatter and all-reduce of a unit's gradients."""
-        if self.units.division.tensor > 1:
-            reduced = self._reduced_inside(unit)
-            yield from self.exchanged(index, (reduced, self.scatters(m)))
-        scatters = self.scatters(m) & self.moves
-        if scatters.any():
-            copied = NO_COST if self.alone else Cost("copy_in", (unit,))
-            how = {"only": mask_or_none(scatters)}
-            yield self.copy("copy in", index, copied, after=("scattered",), **how)
-            size = (self.s.trained(unit) * self.c.reduce_bytes).astype(np.int64)
-            message = None if self.alone else Message("shard", size)
-            yield from self.collective(
-                self.scatter_stream, "reduce-scatter", index, Cost("scatter", (unit,)), message,
-                after=("compute",), mark="scattered", **how,
-            )  # fmt: skip
-        reduces = self.reduces(m)
-        if reduces.any():
-            shard = self.s.trained(unit) // self.s.degree(unit) * self.c.reduce_bytes
-            yield from self.collective(
-                "replicate", "all-reduce", index, Cost("all_reduce", (unit,)),
-                Message("replicate", shard.astype(np.int64)),
-                after=("compute", "scattered"), only=mask_or_none(reduces),
-            )  # fmt: skip
-
-    def _reduced_inside(self, unit: Unit) -> tuple[Exchange, ...]:
-        """Exchanges in which a tensor group sums a unit's gradients of norms before the scatter."""
-        if unit is self.head or (unit is self.root and not self.head.parameters):
-            return self.units.root.stage.exchanges.reduced
-        return unit.stage.exchanges.reduced if unit in self.units.blocks else ()

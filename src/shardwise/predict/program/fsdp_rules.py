@@ -102,9 +102,13 @@ class ShardedPlacement(Placement):
         return next((i for i, unit in enumerate(blocks) if unit.trained), len(blocks))
 
     def _previous_scatter(self, index: int) -> Unit | None:
-        """The unit whose reduce-scatter comes before that of `index`; None if it is the first."""
+        """The group whose reduce-scatter comes before those of unit `index`; None for the first."""
         later = (*self.units.blocks[index + 1 :], self.head)
-        return next((unit for unit in later if unit.trained), None)
+        return next((group for unit in later for group in unit.groups if group.trained), None)
+
+    def moves_group(self, group: Unit) -> Bools:
+        """Rows in which shards of a parameter group move: others hold it whole on one device."""
+        return self.moves & (self.s.degree(group) > 1) if group.of_experts else self.moves
 
     # ---- bytes of parameters ---------------------------------------------------------------------
 
@@ -115,8 +119,13 @@ class ShardedPlacement(Placement):
         return self._gathered[id(unit)]
 
     def gather_buffer_bytes(self, unit: Unit | None) -> Floats:
-        """Bytes of the flat buffer a unit is gathered into; 0 on one device or without a unit."""
-        return np.zeros(self.rows) if unit is None or self.alone else self.gathered_bytes(unit)
+        """Bytes of the flat buffers of a unit's groups; 0 on one device or without a unit."""
+        if unit is None or self.alone:
+            return np.zeros(self.rows)
+        if len(unit.groups) > 1:
+            return sum(map(self.gather_buffer_bytes, unit.groups), np.zeros(self.rows))
+        gathered = self.gathered_bytes(unit)
+        return gathered * self.moves_group(unit) if unit.of_experts else gathered
 
     def smaller_shard(self, unit: Unit) -> Floats:
         """Bytes of the shard that an integer reshard keeps between forward and backward."""
@@ -129,12 +138,13 @@ class ShardedPlacement(Placement):
     def _prefetched_buffers(self, index: int, reach: int) -> Floats:
         """Bytes of flat buffers of the `reach` units before `index`, prefetched in the backward."""
         first = max(index - max(0, reach), self._first_trained)
-        return self._regathered_buffers(self.units.blocks[first:index])
+        return self._regathered_buffers([unit.groups[0] for unit in self.units.blocks[first:index]])
 
     def _unused_prefetched_buffers(self) -> Floats:
         """Bytes of flat buffers of units that are prefetched but have no backward to use them."""
         first = self._first_trained
-        return self._regathered_buffers(self.units.blocks[max(0, first - self.prefetch) : first])
+        unused = self.units.blocks[max(0, first - self.prefetch) : first]
+        return self._regathered_buffers([unit.groups[0] for unit in unused])
 
     def _regathered_buffers(self, units: Sequence[Unit]) -> Floats:
         """Bytes of flat buffers of units gathered again for the backward."""

@@ -22,7 +22,7 @@ from shardwise.predict.program.events import (
 from shardwise.predict.program.fused_loss import FusedLoss
 from shardwise.predict.program.sizes import MicroBatch, Sizes
 from shardwise.units.division import Exchange
-from shardwise.units.stage import NOTHING, Moment
+from shardwise.units.stage import NOTHING, Moment, Stage
 from shardwise.units.unit import Unit
 
 
@@ -168,7 +168,7 @@ class Placement:
         for exchanges, times in passes:
             for one in exchanges:
                 key = one.axis, one.op
-                each = one.bytes * self.s.tokens + one.elements * self.reduced_bytes
+                each = one.bytes * self.s.tokens + one.elements * self.reduced_bytes + one.fixed
                 calls[key] = calls.get(key, self.none) + one.calls * times
                 sizes[key] = sizes.get(key, 0.0) + each * times
         for (axis, op), often in calls.items():
@@ -209,12 +209,22 @@ class Placement:
 
         `again` are the rows that recompute the block.
         """
-        saving, unsaved = block.stage.forward, block.stage.forward_unsaved or block.stage.forward
+        yield from self.forward_moments(block, block.stage, again)
+        yield self.kept_activations(block, again)
+
+    def kept_activations(self, block: Unit, again: Bools) -> Alloc:
+        """Memory of the activations that a block's forward leaves for its backward."""
+        again = again | self.c.offload_activations
+        return Alloc("activations", self.s.kept_activation_bytes(block.stage, again))
+
+    def forward_moments(self, block: Unit, stage: Stage, again: Bools) -> Iterator[Event]:
+        """Memory during the forward of a block's stage, or of one of its parts."""
+        saving, unsaved = stage.forward, stage.forward_unsaved or stage.forward
         # A block that recomputes, or whose saved tensors are offloaded, keeps none in its forward.
         again = again | self.c.offload_activations
         dropping = again | self.c.selective
         for one, other in zip_longest(saving, unsaved, fillvalue=NOTHING):
-            working = self.s.forward_working(block.stage, other, again)
+            working = self.s.forward_working(stage, other, again)
             working = np.where(dropping, working, one.activation_bytes * self.s.tokens)
             copies: tuple[Alloc, ...] = ()
             if block.quantised:
@@ -225,7 +235,6 @@ class Placement:
                 )
                 copies = (Alloc("unsharded_parameters", copied),)
             yield Instant((Alloc("activations", working), *copies))
-        yield Alloc("activations", self.s.kept_activation_bytes(block.stage, again))
 
     def moved_activations(self, group: UnitGroup) -> Iterator[Event]:
         """The copies of a unit's saved activations to or from host memory, not overlapped."""

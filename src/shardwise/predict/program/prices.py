@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from shardwise.predict.compute import backward_s, forward_s, fused_s, recompute_s
-from shardwise.predict.configurations import Floats, Ints
+from shardwise.predict.configurations import Bools, Floats, Ints
 from shardwise.predict.network import AllReduce, Ring, all_reduce, all_to_all_s, ring
 from shardwise.predict.program.events import Cost
 from shardwise.predict.program.fused_loss import FusedLoss
 from shardwise.predict.program.sizes import Sizes
 from shardwise.predict.rates import Coefficients, Hardware
+from shardwise.units.stage import Stage
 from shardwise.units.unit import Unit
 
 
@@ -81,6 +82,28 @@ class Prices:
             dequantised = self._dequantised(block) * (1 + (recomputed > number))
             total = total + self._stage("backward", block) + again + dequantised
         return total
+
+    def part_forward(self, part: Stage) -> Floats:
+        """Seconds of the forward of a part of a block."""
+        return forward_s(part, self.s.tokens, self.h, self.k)
+
+    def part_backward(self, part: Stage) -> Floats:
+        """Seconds of the backward of a part of a block, without recomputation."""
+        return backward_s(part, self.s.tokens, self.h, self.k)
+
+    def part_again(self, part: Stage, again: Bools) -> Floats:
+        """Seconds in which a part of a block is recomputed: fully in the rows of `again`."""
+        selective = recompute_s(part, "selective", self.s.tokens, self.h, self.k)
+        full = recompute_s(part, "full", self.s.tokens, self.h, self.k)
+        return np.where(again, full, np.where(self.s.c.selective, selective, 0.0))
+
+    def dequantised(self, block: Unit) -> Floats:
+        """Seconds to dequantise a block's weights once."""
+        return self.nothing() + self._dequantised(block)
+
+    def dequantised_again(self, block: Unit, again: Bools) -> Floats:
+        """Seconds to dequantise a block's weights in its backward; twice in rows of `again`."""
+        return self.dequantised(block) * (1 + again)
 
     def root_backward(self) -> Floats:
         """Seconds of the backward of the root: head and loss.
