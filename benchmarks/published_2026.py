@@ -101,7 +101,7 @@ def read_2026(splits: Iterable[str] = ("fit",)) -> tuple[list[Row], list[Left]]:
             left.append(Left(raw["id"], why))
             continue
         try:
-            found.append(_row(raw))
+            found.append(read_row(raw))
         except SpecError as error:
             left.append(Left(raw["id"], str(error)))
     return found, left
@@ -230,9 +230,12 @@ def _settings(raw: dict[str, str]) -> dict[str, Any]:
     return {"strategy": Strategy.read(strategy), **found}
 
 
-def _row(raw: dict[str, str]) -> Row:
+def read_row(raw: dict[str, str], **changes: Any) -> Row:
+    """A row as an input of the predictor; `changes` are made to its strategy."""
     seq_len = int(raw["seq"])
-    run = describe_run(_model(raw), _cluster(raw), seq_len=seq_len, **_settings(raw))
+    settings = _settings(raw)
+    settings["strategy"] = settings["strategy"].but(**changes)
+    run = describe_run(_model(raw), _cluster(raw), seq_len=seq_len, **settings)
     units = load_units(run.model, seq_len, run.strategy).grouped(run.strategy.blocks_per_unit)
     if stack_of(raw) == "maxtext":
         units = _kept_products(units, _MAXTEXT_KEEPS[raw["source"].split()[4].rstrip(",")])
