@@ -12,18 +12,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.published_2026 import published, read_2026
+from benchmarks.published_2026 import published, read_2026, read_row
 from benchmarks.validation import Row
 from shardwise.predict.estimate import most_tensor_bytes, reserved_interval
 from shardwise.predict.memory import predict_memory
 from shardwise.units.stage import Moment
-from shardwise.units.unit import ModelUnits
+from shardwise.units.unit import ModelUnits, Unit
 
 GIB = 2**30
 # prime-rl offloads the inputs of all blocks but the last five, and its loop of supervised training
 # keeps the logits that the model returns beside those of the loss.
 KEPT_ON_DEVICE = 5
 KEPT_LOGIT_BYTES = 4.0
+# FP8_ACT=1: the inputs of SwiGLU are kept in fp8, a byte per element less.
+FP8_INPUTS = ("mlp-004", "mlp-009", "mlp-018", "mlp-027", "mlp-033", "mlp-037", "mlp-041")
 
 
 class Judged(NamedTuple):
@@ -55,10 +57,16 @@ def judge(splits: Sequence[str]) -> list[Judged]:
 
 
 def _judged(row: Row, raw: dict[str, str]) -> Judged:
-    units = row.units
+    units, columns = row.units, row.columns
     if row.software.name == "prime-rl-sft":
         units = _logits_kept(units)
-    memory = predict_memory(units, row.columns)
+    if row.software.stack == "megatron":
+        # Its kernels of norms and SwiGLU keep their inputs alone, as compiled ones do.
+        fused = read_row(raw, compile=True)
+        units, columns = fused.units, fused.columns
+    if row.id in FP8_INPUTS:
+        units = _inputs_in_fp8(units)
+    memory = predict_memory(units, columns)
     peak, pooled = (round(float(size[0])) for size in (memory.peak_bytes, memory.pooled_bytes))
     if raw["recompute"] == "offload":
         peak -= _offloaded(row)
@@ -86,6 +94,26 @@ def _logits_kept(units: ModelUnits) -> ModelUnits:
         backward=tuple(more(moment) for moment in stage.backward),
     )
     return replace(units, root=replace(units.root, stage=stage))
+
+
+def _inputs_in_fp8(units: ModelUnits) -> ModelUnits:
+    """The units whose SwiGLU keeps gate and up in one byte instead of two.
+
+    The block at work is left as it is.
+    """
+    made = {block: _input_in_fp8(block) for block in dict.fromkeys(units.blocks)}
+    return replace(units, blocks=tuple(made[block] for block in units.blocks))
+
+
+def _input_in_fp8(block: Unit) -> Unit:
+    width = sum(
+        p.shape[0] for p in block.parameters if p.name in ("mlp.gate.weight", "mlp.up.weight")
+    )
+    assert width
+    kept = dict(block.stage.kept)
+    whole = kept["none"]
+    kept["none"] = whole._replace(activation_bytes=whole.activation_bytes - width)
+    return replace(block, stage=replace(block.stage, kept=kept))
 
 
 def _offloaded(row: Row) -> int:

@@ -69,6 +69,8 @@ NEMOTRON_15B = {
     "tied": False,
 }
 PRECISIONS = ("bf16", *get_args(LinearDType))
+# MLPerf's reference adapts attention alone (--lora_target_modules "qkv_proj,o_proj").
+MLPERF_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 # GB/s of the network per device where the source names none.
 NETWORK = "400Gbps"
 # Rows that do not measure training as their settings say, and why.
@@ -224,10 +226,18 @@ def _settings(raw: dict[str, str]) -> dict[str, Any]:
         replicas = int(raw["gpus"]) // _degree(raw, "tp") // _degree(raw, "cp")
         strategy["accumulate"] = int(raw["gbs"]) // replicas // strategy["micro_batch"]
         if lora:
-            found["adapter"] = Adapter.read({"rank": 16})
+            found["adapter"] = Adapter.read(
+                {"rank": 16, "targets": MLPERF_TARGETS, "base": _base(raw)}
+            )
     if raw["precision"] != "bf16":
         strategy["linear_dtype"] = raw["precision"]
     return {"strategy": Strategy.read(strategy), **found}
+
+
+def _base(raw: dict[str, str]) -> str:
+    """How frozen weights are stored: NeMo's submissions set `fp8_params` with FP8=True."""
+    blackwell = (_device(raw) or "").startswith(("B", "GB"))
+    return "fp8" if raw["precision"] == "fp8" and blackwell else "bf16"
 
 
 def read_row(raw: dict[str, str], **changes: Any) -> Row:

@@ -47,6 +47,7 @@ ADAPTERS: dict[str, dict[str, Any] | None] = {
     "saved": {"rank": 4, "train": ["embed_tokens", "lm_head"]},
     "frozen": {"train": ["layers.31.", "norm"]},
     "fp32 base": {"rank": 16, "base": "fp32"},
+    "fp8 base": {"rank": 16, "base": "fp8"},
     "odd alpha": {"rank": 16, "alpha": 11.5},
 }
 STRATEGIES: dict[str, dict[str, Any]] = {

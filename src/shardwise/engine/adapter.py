@@ -35,8 +35,11 @@ def check_adapter(adapter: Adapter | None, strategy: Strategy) -> None:
     """Raise SpecError if the engine cannot store or use the frozen weights with this strategy."""
     if adapter is None:
         return
-    if adapter.base == "int8":
-        raise SpecError('adapter.base: int8 can be planned but not trained; set base = "nf4"')
+    if adapter.base in ("int8", "fp8"):
+        instead = "nf4" if adapter.quantised else "bf16"
+        raise SpecError(
+            f'adapter.base: {adapter.base} can be planned but not trained; set base = "{instead}"'
+        )
     stored, computes = adapter.float_dtype, strategy.param_dtype
     if not strategy.sharded and not strategy.autocast and stored != computes:
         raise SpecError(

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardwise.predict.configurations import Configurations
 from shardwise.predict.intervals import Regime, error_interval, regime_of
-from shardwise.predict.kernels import check_attention, check_products
+from shardwise.predict.kernels import check_attention, check_frozen, check_products
 from shardwise.predict.memory import Memory, predict_memory, sum_terms
 from shardwise.predict.program.events import PHASES, RARE_TERMS
 from shardwise.predict.time import Times, predict_time
@@ -56,6 +56,7 @@ def price(
     )
     optimizer, dtype = job.optimizer, strategy.param_dtype
     check_products(cluster, strategy)
+    check_frozen(cluster, units)
     check_attention(cluster, strategy)
     times = predict_time(grouped, columns, cluster, dtype, optimizer)
     # Predict again without latency, only if the step waits for the network.

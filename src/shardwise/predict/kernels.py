@@ -32,6 +32,7 @@ from shardwise.spec.software import (
     is_known,
 )
 from shardwise.spec.strategy import Attention, Strategy
+from shardwise.units.unit import ModelUnits
 
 # Devices with measured kernels whose shares of the peak are used for others of a generation, the
 # most similar first.
@@ -275,6 +276,19 @@ def check_products(cluster: ClusterSpec, strategy: Strategy) -> None:
         raise SpecError(
             f"precision: {cluster.device.name} has no products in {dtype}, or none that were "
             "measured; use --precision bf16"
+        )
+
+
+def check_frozen(cluster: ClusterSpec, units: ModelUnits) -> None:
+    """Raise SpecError if frozen weights in fp8 would need a transposed copy on the device.
+
+    Their backward reads them in the other order, which fp8 products of Blackwell do and those of
+    Hopper do not (TransformerEngine: is_non_tn_fp8_gemm_supported).
+    """
+    if units.frozen_in_fp8 and architecture(cluster.device) != "blackwell":
+        raise SpecError(
+            f"adapter.base: fp8 is planned for B200, GB200, B300 and GB300; products of "
+            f'{cluster.device.name} need a transposed copy of each weight: set base = "bf16"'
         )
 
 

@@ -6,7 +6,7 @@ from shardwise.spec.adapter import ALL_LINEAR, Adapter
 from shardwise.spec.lookup import Model
 from shardwise.spec.quantity import show_count
 
-_STORED = {"nf4": "in 4 bits (NF4)", "int8": "in 8 bits"}
+_STORED = {"nf4": "in 4 bits (NF4)", "int8": "in 8 bits", "fp8": "in fp8, matrices of blocks"}
 
 
 def adapter_words(model: Model, trained: int, total: int) -> str:

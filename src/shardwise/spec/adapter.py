@@ -12,9 +12,10 @@ from shardwise.spec.dtype import DType
 from shardwise.spec.record import Record, SpecError
 
 Quantised = Literal["int8", "nf4"]
-# How frozen weights are stored. With a quantised dtype, only matrices of the blocks are quantised;
-# all other frozen weights are kept in bf16.
-Stored = Literal["bf16", "fp32", "fp16", "fp64", "int8", "nf4"]
+# How frozen weights are stored. With fp8 or a quantised dtype, only matrices of the blocks are; all
+# other frozen weights are kept in bf16. Quantised ones are dequantised for each product, those in
+# fp8 are multiplied as they are.
+Stored = Literal["bf16", "fp32", "fp16", "fp64", "fp8", "int8", "nf4"]
 QUANTISED: tuple[Quantised, ...] = ("int8", "nf4")
 ALL_LINEAR = "all-linear"
 
@@ -87,8 +88,9 @@ class Adapter(Record):
 
     @property
     def float_dtype(self) -> DType:
-        """The dtype of frozen weights that are not quantised."""
-        return "bf16" if self.base in QUANTISED else self.base  # type: ignore[return-value]
+        """The dtype of frozen weights that are neither quantised nor in fp8."""
+        low = self.quantised or self.base == "fp8"
+        return "bf16" if low else self.base  # type: ignore[return-value]
 
     def adapts(self, name: str) -> bool:
         """Whether the linear layer with this name in transformers gets a LoRA adapter."""

@@ -24,6 +24,12 @@ from shardwise.units.unit import ModelUnits, Unit
 
 def load_units(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
     """The units of a model at a sequence length, with a strategy's dtypes and parallelism."""
+    adapter = model.adapter
+    if adapter is not None and adapter.base == "fp8" and strategy.linear_dtype != "fp8":
+        raise SpecError(
+            "adapter.base: weights in fp8 are multiplied as they are stored; set "
+            'strategy.linear_dtype = "fp8" (--precision fp8), or base = "bf16"'
+        )
     units = _with_attention(_loaded(model, seq_len, strategy), strategy)
     if strategy.linear_dtype is None:
         return units

@@ -35,4 +35,5 @@ def _parameter(parameter: Parameter, gathered: bool) -> Parameter:
 
     Weights of linear layers are matrices; those of stacked experts have three dimensions.
     """
-    return parameter._replace(in_low_bits=gathered and len(parameter.shape) == 2)
+    cast = gathered and len(parameter.shape) == 2
+    return parameter._replace(in_low_bits=cast or parameter.in_low_bits)

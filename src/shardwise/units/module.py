@@ -244,7 +244,7 @@ def _units(
     """
     used_late = recorder.used_after_blocks(parts.aliases)
     adapter, master = parts.adapter, parts.master_dtype
-    quantised = _quantised(parts)
+    matrices = _matrices(parts)
 
     def described(n: str, short: str) -> Parameter:
         tensor = parts.parameters[n]
@@ -252,7 +252,7 @@ def _units(
         if tensor.requires_grad:
             return made
         if adapter is not None:
-            return frozen(made, adapter, n in quantised)
+            return frozen(made, adapter, n in matrices)
         if tensor.dtype == master:
             return made._replace(trainable=False)
         stored = float(tensor.element_size())
@@ -290,8 +290,14 @@ def _units(
 
 
 def _quantised(parts: Parts) -> frozenset[str]:
-    """Names of the weights an adapter stores quantised: matrices of linear layers in blocks."""
-    if parts.adapter is None or not parts.adapter.quantised:
+    """Names of the weights that an adapter stores quantised."""
+    quantised = parts.adapter is not None and parts.adapter.quantised
+    return _matrices(parts) if quantised else frozenset()
+
+
+def _matrices(parts: Parts) -> frozenset[str]:
+    """Names of the frozen matrices of linear layers in blocks, which an adapter may quantise."""
+    if parts.adapter is None:
         return frozenset()
     return frozenset(
         name

@@ -87,8 +87,10 @@ class Parameter(NamedTuple):
 def frozen(parameter: Parameter, adapter: Adapter, matrix: bool) -> Parameter:
     """The parameter as not trained, stored as an adapter's `base` says.
 
-    `matrix` marks the weight of a linear layer of a block, which can be quantised.
+    `matrix` marks the weight of a linear layer of a block, which can be quantised or in fp8.
     """
+    if matrix and adapter.base == "fp8":
+        return parameter._replace(trainable=False, stored=1.0, in_low_bits=True)
     return parameter._replace(
         trainable=False,
         stored=float(DTYPE_BYTES[adapter.float_dtype]),
@@ -343,6 +345,12 @@ class ModelUnits:
     def single_blocks(self) -> tuple[Unit, ...]:
         """All blocks in forward order, also those grouped in one unit."""
         return tuple(block for unit in self.blocks for block in unit.blocks)
+
+    @property
+    def frozen_in_fp8(self) -> bool:
+        """Whether frozen matrices are stored in fp8 and multiplied as they are."""
+        frozen = (p for block in self.blocks[:1] for p in block.parameters if not p.trainable)
+        return any(p.in_low_bits and p.stored == 1.0 for p in frozen)
 
     def forward_flops(self) -> float:
         """Forward FLOPs per token of all units, on one device of a tensor group."""
