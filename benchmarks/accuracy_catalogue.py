@@ -118,7 +118,7 @@ def write_catalogue(result: dict[str, Any]) -> None:
         "",
     ]
     apart = result["heldout"]["comparison"]
-    calibrated = result["memory"]["calibration"]
+    calibrated = result["memory_margin"]
     lines += [
         "[step-comparison]",
         'unit = "relative error of the ratio of two configurations of one model on one machine"',
