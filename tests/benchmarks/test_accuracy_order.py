@@ -25,7 +25,11 @@ def test_figures_are_read_after_publishing(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv(WRITTEN, str(path))
     monkeypatch.setattr(accuracy, "fitted", lambda: {"y2026_time": {}, "fitted": "new"})
     monkeypatch.setattr(accuracy, "judged_with_catalogue", judged_here)
-    found = accuracy.study(lambda result: path.write_text(result["fitted"]) and None)
+
+    def publish(result: dict[str, Any]) -> None:
+        path.write_text(result["fitted"])
+
+    found = accuracy.study(publish)
     assert found["read"] == "new"
     assert found["process"] != os.getpid()
     assert accuracy.study()["read"] == "new"
