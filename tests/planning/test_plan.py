@@ -35,6 +35,7 @@ from shardwise.planning.rows import Candidate
 from shardwise.planning.space import Space
 from shardwise.predict.api import estimate_run
 from shardwise.report.estimate_words import NOTHING_FITS
+from shardwise.spec.adapter import Adapter, with_adapter
 from shardwise.spec.lookup import find_cluster, write_cluster
 from shardwise.spec.mesh import Mesh
 from shardwise.spec.question import describe_run
@@ -126,6 +127,29 @@ def test_a_layout_that_hardly_communicates_is_not_limited_by_bandwidth() -> None
     (limited,) = reasons(found, LimitedBy)
     assert max(limited.twice_network, limited.twice_link, limited.waiting_share) < 0.01
     assert found.limits.binding != "bandwidth"
+
+
+def test_an_offloaded_optimizer_limits_a_run_and_a_larger_batch_helps() -> None:
+    found = plan("llama-3-8b", "1xH100-SXM", offload="optimizer", global_batch=2**16)
+    (limited,) = reasons(found, LimitedBy)
+    best = winner(found)
+    assert limited.binding == "optimizer"
+    assert limited.optimizer_share == best.optimizer_s / best.step_s > 0.5
+    # The update is paid once for four times the tokens.
+    paid_once = 4 * best.step_s / (4 * best.step_s - 3 * best.optimizer_s) - 1
+    assert limited.larger_batch == pytest.approx(paid_once, rel=0.02)
+
+
+def test_an_adapter_on_weights_in_fp32_is_told_of_smaller_ones() -> None:
+    """TRL loads a model that is given by its name in fp32."""
+    adapter = Adapter(rank=8, alpha=4.0, dropout=0.1, base="fp32")
+    found = plan("llama-3-8b", "1xA100-40GB", seq_len=8192, adapter=adapter)
+    assert found.winner is None
+    smaller = {one.value: one for one in reasons(found, Alternative)}
+    assert set(smaller) >= {"lora:8", "qlora:8"}
+    assert all(one.needed_bytes <= found.limit_bytes for one in smaller.values())
+    # Asked for by that name, all else of the adapter is kept.
+    assert with_adapter(adapter, "lora:8") == adapter.but(base="bf16")
 
 
 def test_latency_is_told_from_bandwidth() -> None:

@@ -23,6 +23,7 @@ from tests.stacks.recipes import RECIPES, Recipe
 
 yaml = pytest.importorskip("yaml")
 
+ROOT = Path(__file__).resolve().parents[2]
 BY_TABLE = [name for name, one in RECIPES.items() if one.stack != "torchtitan"]
 BY_CLASS = [name for name, one in RECIPES.items() if one.config]
 
@@ -95,6 +96,32 @@ def test_a_change_is_an_edit_of_that_key_alone(
     exported = export_run(run, recipe.stack)
     found = edits_of(run, exported, recipe.stack, tmp_path / recipe.file)
     assert sorted(one.words for one in found) == sorted(expected)
+
+
+def test_a_script_is_told_what_to_change_about_its_model(tmp_path: Path) -> None:
+    """Loaded by its name, TRL's model is in fp32 unless model_init_kwargs says otherwise."""
+    script = (ROOT / "examples" / "stacks" / "trl_lora.py").read_text()
+    recipe = Recipe("trl", "train.py", script, {}, cluster="1xA100-40GB")
+    run = imported(recipe, tmp_path)
+    assert run.adapter is not None
+    assert run.adapter.base == "fp32"
+
+    def edits(**changes: object) -> list[str]:
+        adapter = run.model.adapter
+        assert adapter is not None
+        changed = run._replace(model=run.model.but(adapter=adapter.but(**changes)))
+        exported = export_run(changed, "trl")
+        return [one.words for one in edits_of(changed, exported, "trl", tmp_path / recipe.file)]
+
+    assert edits() == []
+    assert edits(base="bf16") == ["+ model_init_kwargs.dtype: bfloat16"]
+    assert edits(rank=64) == ["~ LoraConfig.r: 16 -> 64"]
+    assert "+ BitsAndBytesConfig.load_in_4bit: true" in edits(base="nf4")
+    # And the edit is read back.
+    told = script.replace("bf16=True,", 'bf16=True, model_init_kwargs={"dtype": "bfloat16"},')
+    again = imported(recipe._replace(text=told), tmp_path)
+    assert again.adapter is not None
+    assert again.adapter.base == "bf16"
 
 
 def test_the_command_lists_edits(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shardwise.report.exported import Figures
     from shardwise.spec.run import RunSpec
     from shardwise.spec.strategy import Strategy
-    from shardwise.stacks.write.edits import Edit
+    from shardwise.stacks.write.edit import Edit
     from shardwise.stacks.write.exported import Exported, Target
 
 
@@ -116,8 +116,8 @@ def export(
         _print_edits(changes, str(against))
     elif output is None:
         echo(written.text, end="")
-    stderr, file = plain_console(stderr=True), target.file
-    print_exported(written, described, figures, stack=stack, file=file, console=stderr)
+    figured = figures, stack, target.file, changes is not None
+    print_exported(written, described, *figured, console=plain_console(stderr=True))
     if problem:
         echo(f"note: figures are not predicted: {problem}", err=True)
 

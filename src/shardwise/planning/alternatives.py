@@ -18,7 +18,7 @@ from shardwise.planning.space import Space
 from shardwise.predict.configurations import Configurations
 from shardwise.predict.memory import predict_memory
 from shardwise.predict.rates import comparison_error
-from shardwise.spec.adapter import read_adapter
+from shardwise.spec.adapter import Adapter, Stored, read_adapter
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.optimizer import SMALLER_VARIANTS, Optimizer
 from shardwise.spec.optimizer_sharding import STOCHASTIC
@@ -97,17 +97,26 @@ def _with_adapters(
 ) -> Iterator[Alternative]:
     """The best configuration with each adapter, if one fits."""
     # A model that is not a ModelSpec would be traced again, which takes seconds.
-    if problem.model.adapter is not None or not isinstance(problem.model, ModelSpec):
+    if not isinstance(problem.model, ModelSpec):
         return
-    for text in ADAPTERS:
-        adapter = read_adapter(text)
+    for adapter in _smaller_adapters(problem.model.adapter):
         within = space.adapted(adapter) if space.adapted else (problem.base, space)
         if within is None:
             continue
         model = problem.model.but(adapter=adapter)
         best = _best_candidate(problem._replace(model=model, base=within[0]), within[1])
         if best is not None:
-            yield _alternative("adapter", text, best, winner)
+            yield _alternative("adapter", str(adapter), best, winner)
+
+
+def _smaller_adapters(own: Adapter | None) -> list[Adapter]:
+    """Adapters that need less memory: a job's own on a smaller base, or those of a job without."""
+    if own is None:
+        return [read_adapter(text) for text in ADAPTERS]
+    if own.rank is None or own.quantised:
+        return []
+    bases: tuple[Stored, ...] = ("nf4",) if own.base in ("bf16", "fp16") else ("bf16", "nf4")
+    return [own.but(base=base) for base in bases]
 
 
 def _with_bf16_states(

@@ -432,6 +432,8 @@ def limit_reasons(problem: Problem, winner: Candidate, limits: Limits) -> list[R
             waiting_without_latency=latency,
             more_memory=limits.more_memory,
             with_memory=changed.strategy if changed and changed != winner else None,
+            optimizer_share=winner.optimizer_s / winner.step_s,
+            larger_batch=limits.larger_batch,
         ),
         Slack(
             free_bytes=limits.free_bytes,

@@ -9,11 +9,12 @@ import numpy as np
 
 from shardwise.planning.choice import VISIBLE, SearchResult
 from shardwise.planning.layout import Degrees
-from shardwise.planning.price import scaled_network
+from shardwise.planning.price import price_one, scaled_network
 from shardwise.planning.problem import BandwidthField, Problem, Units, steps, times
 from shardwise.planning.rows import Candidate
 from shardwise.planning.search import WITH_MORE_MEMORY, Search
 from shardwise.predict.configurations import Configurations, Floats
+from shardwise.predict.estimate import optimizer_dominates
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.step.profile import Bottleneck
 
@@ -21,6 +22,8 @@ from shardwise.step.profile import Bottleneck
 SLOWDOWN_THRESHOLD = 0.05
 # A constraint whose relaxation gains less than this share does not limit a run.
 MIN_GAIN = 0.03
+# Where the optimizer limits a run, the gain from this many times the accumulation is shown.
+LARGER_BATCH = 4
 # Crossovers are searched up to this many doublings of the bandwidth away: four times.
 MOST_DOUBLINGS = 2
 
@@ -47,6 +50,9 @@ class Limits(NamedTuple):
     network_slack: float | None
     # The share of a step that would wait for communication without network latency.
     waiting_without_latency: float
+    # Relative gain in tokens/s from LARGER_BATCH times the accumulation; None unless the optimizer
+    # binds.
+    larger_batch: float | None = None
 
     @property
     def link_binds(self) -> bool:
@@ -80,8 +86,11 @@ def limits_of(
         latency, waiting = own.without_latency()
     if cluster.nodes > 1 and cluster.devices_per_node > 1:
         twice_link = own.gain(2.0, "link_bandwidth")
-    if latency and more_memory < MIN_GAIN:
-        binding: Bottleneck = "latency"
+    larger = _larger_batch_gain(search, cluster, winner)
+    if larger is not None:
+        binding: Bottleneck = "optimizer"
+    elif latency and more_memory < MIN_GAIN:
+        binding = "latency"
     # Only gains of this configuration count, not what another layout would gain from bandwidth.
     elif max(twice, twice_link) >= max(MIN_GAIN, more_memory):
         binding = "bandwidth"
@@ -97,7 +106,18 @@ def limits_of(
         free_bytes=found.limit_bytes - winner.needed_bytes,
         network_slack=slack,
         waiting_without_latency=waiting,
+        larger_batch=larger,
     )
+
+
+def _larger_batch_gain(search: Search, cluster: ClusterSpec, winner: Candidate) -> float | None:
+    """The gain from LARGER_BATCH times the accumulation, if the optimizer limits the winner."""
+    if not optimizer_dominates(winner.compute_s, winner.exposed_s, winner.optimizer_s):
+        return None
+    steps = LARGER_BATCH * winner.strategy.accumulate
+    larger = winner.strategy.but(accumulate=steps)
+    priced = price_one(search.problem, search.units, larger, cluster)
+    return priced.tokens_per_s / winner.tokens_per_s - 1
 
 
 def _plan_on_twice_network(

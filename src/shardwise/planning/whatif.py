@@ -15,7 +15,7 @@ from shardwise.planning.rows import Candidate
 from shardwise.planning.search import Search
 from shardwise.planning.space import Space
 from shardwise.planning.vary import with_quantity
-from shardwise.predict.estimate import EXPOSED_SHARE, verdict
+from shardwise.predict.estimate import EXPOSED_SHARE, optimizer_dominates, verdict
 from shardwise.predict.intervals import Regime, error_interval, is_fitted, regime_of
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
@@ -127,6 +127,8 @@ def _fixed_point(problem: Problem, value: str, fixed: Strategy) -> Point:
         return Point(value, problem, None, None, "memory")
     waits = candidate.exposed_s > EXPOSED_SHARE * candidate.step_s
     binding: Bottleneck = "bandwidth" if waits else "compute"
+    if optimizer_dominates(candidate.compute_s, candidate.exposed_s, candidate.optimizer_s):
+        binding = "optimizer"
     mfu, regime = mfu_of(problem, units, candidate), regime_of(units.of(problem.base))
     return Point(value, problem, candidate, mfu, binding, regime=regime)
 

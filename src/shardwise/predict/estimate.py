@@ -165,9 +165,12 @@ def _waits_noticeably(times: Times) -> bool:
 
 
 def _bottleneck(memory: MemoryProfile, times: Times, without_latency: Times) -> Bottleneck:
-    """What limits the step: memory if it does not fit, else latency, bandwidth or compute."""
+    """What limits the step: memory if it does not fit, else what takes most of its time."""
     if not memory.fits:
         return "memory"
+    spent = (times.compute_s, times.exposed_communication_s, times.optimizer_s)
+    if optimizer_dominates(*(float(seconds[0]) for seconds in spent)):
+        return "optimizer"
     if not _waits_noticeably(times):
         return "compute"
     exposed = float(times.exposed_communication_s[0])
@@ -175,6 +178,11 @@ def _bottleneck(memory: MemoryProfile, times: Times, without_latency: Times) -> 
     if float(without_latency.exposed_communication_s[0]) < exposed / 2:
         return "latency"
     return "bandwidth"
+
+
+def optimizer_dominates(compute_s: float, exposed_s: float, optimizer_s: float) -> bool:
+    """Whether the optimizer takes longer than compute, and longer than exposed communication."""
+    return optimizer_s > max(compute_s, exposed_s)
 
 
 def reserved_interval(

@@ -47,14 +47,16 @@ def print_exported(
     written: Exported,
     run: RunSpec,
     figures: Figures | None,
-    *,
     stack: str,
     file: str | None,
+    edited: bool = False,
+    *,
     console: Console | None = None,
 ) -> None:
     """Print figures in the stack, unsupported settings and the start command.
 
-    At most 80 columns wide. `file` is the written file; None if it went to standard output.
+    At most 80 columns wide. `file` is the written file; None if it went to standard output. Of a
+    file of the user's that is to be `edited`, the data and the start are the user's own.
     """
     out = screen(console)
     if file is not None:
@@ -63,13 +65,15 @@ def print_exported(
         _print_figures(out, written, run, figures, stack)
     for title, sentences in (
         (f"Not expressible in {stack}:", written.unsupported),
-        ("Set in your script:", written.in_script),
+        ("Set in your script:", () if edited else written.in_script),
     ):
         if sentences:
             out.print()
             out.print(title, style="bold")
             for sentence in sentences:
                 _print_item(out, sentence)
+    if edited:
+        return
     out.print()
     # A command is copied; it must not be broken into lines.
     out.print(Text(f"Start: {written.command}"), soft_wrap=True)

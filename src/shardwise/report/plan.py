@@ -71,6 +71,8 @@ class Detail(NamedTuple):
     option: bool = False
     # Whether an empty line stands before each part.
     gaps: bool = True
+    # Whether a fragile plan has the option that needs less memory, if no other is printed.
+    way_out: bool = True
     bars: bool = True
 
 
@@ -79,8 +81,8 @@ _DETAIL_LEVELS = (
     *(Detail(rows, option=True) for rows in (4, 3, 2)),
     *(Detail(rows) for rows in (2, 1)),
     *(Detail(1, reasons, gaps=False) for reasons in (3, 2, 1)),
-    Detail(0, 1, gaps=False),
-    *(Detail(rows, 1, gaps=False, bars=False) for rows in (1, 0)),
+    *(Detail(0, 1, gaps=False, way_out=way_out) for way_out in (True, False)),
+    *(Detail(rows, 1, gaps=False, way_out=False, bars=False) for rows in (1, 0)),
 )
 # Most characters of a command on the line of its sentence, and of a line of a wrapped command.
 _SHORT, _COMMAND = 40, 68
@@ -157,7 +159,8 @@ def _print_next(
     if in_time is not None:
         paragraph(out, deadline_words(in_time, plan.problem, plan.budget))
     first, others = "Next: ", " " * len("Next: ")
-    more = _more_options(plan) if room.option else ()
+    kept = _option(plan) if room.way_out and _is_fragile(plan) else ()
+    more = _more_options(plan) if room.option else kept
     for line in (*start_words(start), *more, _EXPLAIN):
         out.print(f"{first}{line}", soft_wrap=True)
         first = others
@@ -287,8 +290,7 @@ def _option(plan: Plan) -> Iterator[str]:
     tips: dict[type[Reason], Reason] = {}
     for one in plan.tips:
         tips.setdefault(type(one), one)
-    fragile = any(isinstance(warning, Fragile) for warning in plan.warnings)
-    first = tips.get(Alternative) if fragile else tips.get(CompileGain)
+    first = tips.get(Alternative) if _is_fragile(plan) else tips.get(CompileGain)
     match first or tips.get(Alternative) or tips.get(CompileGain) or tips.get(LowPrecisionReduce):
         case CompileGain(gain=gain, runs=runs):
             yield f"--compile: {share_words(gain)} faster (fitted on {runs} published runs)"
@@ -298,6 +300,10 @@ def _option(plan: Plan) -> Iterator[str]:
         case LowPrecisionReduce(dtype=dtype, gain=gain):
             faster = f"{share_words(gain)} faster; reduces gradients in {dtype}"
             yield f"--allow-low-precision-reduce: {faster}"
+
+
+def _is_fragile(plan: Plan) -> bool:
+    return any(isinstance(warning, Fragile) for warning in plan.warnings)
 
 
 def _print_nothing_fits(out: Console, plan: Plan, room: Detail) -> None:

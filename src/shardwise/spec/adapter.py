@@ -135,6 +135,14 @@ def parse_adapter(text: str) -> dict[str, Any]:
     return fields
 
 
+def with_adapter(own: Adapter | None, text: str) -> Adapter:
+    """The adapter of a shorthand; what it leaves open is as in `own`, the LoRA of a run."""
+    fields, kept = parse_adapter(text), dict[str, Any]()
+    if own is not None and own.rank is not None:
+        kept = own.model_dump(exclude={"base", "dora"})
+    return Adapter.read({**kept, **fields}, where="adapter")
+
+
 def read_adapter(given: object) -> Adapter:
     """Read an Adapter from a shorthand or a table; raises SpecError if it is invalid."""
     if isinstance(given, Adapter):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from shardwise.spec.adapter import Adapter, read_adapter
+from shardwise.spec.adapter import Adapter, with_adapter
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.hub import hub_name
 from shardwise.spec.job import Job
@@ -52,7 +52,9 @@ def describe_run(
         chosen_model = _model(model, lookup) if model is not None else chosen_model
     with problems.collect():
         if adapter is not None and chosen_model is not None:
-            chosen_model = chosen_model.but(adapter=read_adapter(adapter))
+            own = chosen_model.adapter
+            given_adapter = with_adapter(own, adapter) if isinstance(adapter, str) else adapter
+            chosen_model = chosen_model.but(adapter=given_adapter)
     with problems.collect():
         if cluster is not None:
             chosen_cluster = lookup.cluster(cluster) if isinstance(cluster, str) else cluster

@@ -22,7 +22,7 @@ SCHEMA = 1
 _AXIS = {"reshard": "shard"}
 
 Verdict = Literal["fits", "at risk", "does not fit"]
-Bottleneck = Literal["memory", "bandwidth", "latency", "compute"]
+Bottleneck = Literal["memory", "bandwidth", "latency", "compute", "optimizer"]
 
 
 class Provenance(NamedTuple):

@@ -51,9 +51,15 @@ class LimitedBy(Reason):
     waiting_without_latency: float | None = None
     # The choice with more memory; None if it is the same.
     with_memory: Strategy | None = None
+    # The optimizer's share of the step, and the gain from four times the tokens per step, by
+    # accumulation; None unless the optimizer limits.
+    optimizer_share: float = 0.0
+    larger_batch: float | None = None
 
     def words(self, blocks: int | None = None) -> str:
         limit, gains = self._limit(), self._bandwidth_gains(blocks)
+        if self.larger_batch is not None:
+            gains.insert(0, f"4x the tokens per step, accumulated: {_gain(self.larger_batch)}")
         if self.binding == "memory" and self.with_memory is not None:
             then = configuration_words(self.with_memory, blocks=blocks)
             limit += f": 25% more would allow {then} ({_gain(self.more_memory)})"
@@ -74,6 +80,8 @@ class LimitedBy(Reason):
             seen = self.waiting_share >= SEEN_SHARE
             why = waits if seen else "communication slows the compute that it overlaps"
             return f"Limited by {self.binding_link} bandwidth ({why})"
+        if self.binding == "optimizer":
+            return f"Limited by the optimizer ({percent(self.optimizer_share)} of the step)"
         return f"Limited by {self.binding}"
 
     def _bandwidth_gains(self, blocks: int | None) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.cluster import ClusterSpec
@@ -18,6 +18,9 @@ from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import DataSettings, TrainSettings
 from shardwise.stacks.read.imported import Imported
 from shardwise.stacks.read.objective import is_unplanned, objective_warning
+
+if TYPE_CHECKING:
+    from shardwise.stacks.read.source import Script
 
 # Maximum size of a file. Configurations have a few kilobytes, scripts rarely a hundred.
 MAX_BYTES = 2**22
@@ -189,6 +192,13 @@ def _keyed_by_text(found: object, path: Path) -> Mapping[str, object]:
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise SpecError(f"import: {path} holds no settings; known are {_KNOWN}")
     return found
+
+
+def read_script(path: Path) -> Script | None:
+    """The script of a file whose name ends in .py; None for other files."""
+    from shardwise.stacks.read.source import Script
+
+    return Script(_text(path)) if path.suffix.lower() == ".py" else None
 
 
 def read_table(path: Path) -> Mapping[str, object]:

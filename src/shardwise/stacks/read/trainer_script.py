@@ -157,6 +157,12 @@ def _loaded(script: Script) -> str | None:
         given = call.get("dtype") or call.get("torch_dtype")
         if isinstance(given, (str, Symbol)):
             return script_value_text(given)
+    for call in script.calls(*ARGUMENTS):
+        # What TRL loads a model with that is given by its name.
+        kept = call.get("model_init_kwargs")
+        given = kept.get("dtype") or kept.get("torch_dtype") if isinstance(kept, dict) else None
+        if isinstance(given, (str, Symbol)):
+            return script_value_text(given)
     return None
 
 

@@ -16,46 +16,26 @@ from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
-from shardwise.stacks.outcomes import ABSENT, value_text
+from shardwise.stacks.outcomes import ABSENT
 from shardwise.stacks.read import known_keys
 from shardwise.stacks.read.imported import Imported
-from shardwise.stacks.read.imports import imported_strategy, read_table
+from shardwise.stacks.read.imports import (
+    import_file,
+    imported_strategy,
+    read_script,
+    read_table,
+)
 from shardwise.stacks.write.adapter_differences import unused_settings
 from shardwise.stacks.write.differences import without_effect
+from shardwise.stacks.write.edit import Edit, Path
 from shardwise.stacks.write.exported import Exported
+from shardwise.stacks.write.script_edits import model_edits
 
 Table = Mapping[str, object]
-Path = tuple[str, ...]
 # Most keys of both files that are compared; real ones have fewer than a hundred.
 _MOST_KEYS = 400
 # Arguments of a script's TrainingArguments or SFTConfig.
 _ARGUMENTS = (*known_keys.TRAINER, "max_length", "packing", "packing_strategy")
-
-
-class Edit(NamedTuple):
-    """One key of a file with its old and new value; ABSENT where the key is absent."""
-
-    key: Path
-    old: Any
-    new: Any
-
-    @property
-    def words(self) -> str:
-        """The edit as people read it: a sign, the key, and its values."""
-        name = ".".join(self.key)
-        if self.new is ABSENT:
-            return f"- {name}: {_value(self.old)}"
-        if self.old is ABSENT:
-            return f"+ {name}: {_value(self.new)}"
-        return f"~ {name}: {_value(self.old)} -> {_value(self.new)}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The edit as JSON values; an absent value is left out."""
-        values = {"old": self.old, "new": self.new}
-        return {
-            "key": ".".join(self.key),
-            **{name: value for name, value in values.items() if value is not ABSENT},
-        }
 
 
 def edits_of(run: RunSpec, exported: Exported, stack: str, path: FilePath) -> list[Edit]:
@@ -70,7 +50,7 @@ def edits_of(run: RunSpec, exported: Exported, stack: str, path: FilePath) -> li
     if file is None or exported.name.endswith(".py"):
         known = ", ".join(name for name in STACK_FILES if " " not in name)
         raise SpecError(f"against: edits are listed for a YAML or JSON of {known}")
-    mine, script = read_table(path), path.suffix.lower() == ".py"
+    mine, script = read_table(path), read_script(path)
     if not (file.fits(mine) or script or (stack == "trl" and STACK_FILES["trainer"].fits(mine))):
         raise SpecError(f"against: {path} is no configuration of {stack}; give the stack it is for")
     theirs = yaml_table(exported.text)
@@ -79,7 +59,8 @@ def edits_of(run: RunSpec, exported: Exported, stack: str, path: FilePath) -> li
         # The model, its dtype and its adapters are in other calls of the script.
         loaded = {"dtype": theirs["dtype"]} if "dtype" in theirs else {}
         theirs = {key: value for key, value in theirs.items() if key in _ARGUMENTS or key in mine}
-    return edits(mine, theirs, lambda table: _meaning(file.read({**loaded, **table}), run))
+    changes = edits(mine, theirs, lambda table: _meaning(file.read({**loaded, **table}), run))
+    return [*model_edits(import_file(path), script, run), *changes] if script else changes
 
 
 class Meaning(NamedTuple):
@@ -204,9 +185,3 @@ def _edited(table: Table, changes: list[Edit]) -> dict[str, object]:
             here = inner
         here[path[-1]] = value
     return made
-
-
-def _value(value: object) -> str:
-    """A value for a line, cut to 60 characters."""
-    text = ", ".join(map(str, value)) if isinstance(value, list) else value_text(value)
-    return text if len(text) <= 60 else f"{text[:59]}…"
