@@ -17,6 +17,7 @@ from shardwise.planning.plan import Plan
 from shardwise.planning.reasons.layout import Compared, DoesNotFit, NetworkCrossover, StatesFit
 from shardwise.planning.reasons.limits import (
     Alternative,
+    CompressionGain,
     LimitedBy,
     LowPrecisionReduce,
     OtherParallelism,
@@ -453,6 +454,18 @@ def test_tokens_per_step_are_told_and_capped() -> None:
     (warned,) = reasons(larger, LargeBatch)
     assert warned.tokens == 4 * 4096 * 4096 > LARGE_BATCH
     assert not reasons(larger, DataParallelEnds)
+
+
+def test_compressed_gradients_are_named_where_the_network_binds_and_never_chosen() -> None:
+    named = {}
+    for network in ("1Gbps", "400Gbps"):
+        found = plan("gpt2", f"4x8xA100-80GB@{network}", global_batch=256 * 1024)
+        assert winner(found).strategy.compress is None
+        named[network] = reasons(found, CompressionGain)
+    gains = {tip.strategy.compress: tip.gain for tip in named["1Gbps"]}
+    # A fiftieth of the bytes against a half of them.
+    assert gains["powersgd"] > gains["bf16"] > 0.01
+    assert not named["400Gbps"]
 
 
 def test_a_given_reduce_dtype_is_kept() -> None:

@@ -30,6 +30,7 @@ from shardwise.planning.reasons.layout import (
 from shardwise.planning.reasons.limits import (
     Alternative,
     CompileGain,
+    CompressionGain,
     GradientsUnsharded,
     LimitedBy,
     LowPrecisionReduce,
@@ -104,6 +105,15 @@ def check_layout(plan: Plan, winner: Candidate, reason: Reason) -> bool:
             assert reason.layout != winner.layout
         case Divided() | LinkCrossover():
             check_divided(plan, winner, reason)
+        case CompressionGain(strategy=strategy, gain=gain):
+            compressed = again(plan, strategy)
+            assert gain == pytest.approx(compressed.tokens_per_s / winner.tokens_per_s - 1)
+            assert gain > 0.01
+            assert reason.needed_bytes == pytest.approx(compressed.needed_bytes)
+            assert reason.needed_bytes <= plan.limit_bytes
+            plain = again(plan, strategy.but(compress=None))
+            assert plain.tokens_per_s < compressed.tokens_per_s
+            assert share_words(gain) in words
         case _:
             return False
     return True

@@ -276,27 +276,28 @@ def _tips(
 def _compression_tips(
     search: Search, found: SearchResult, winner: Candidate
 ) -> Iterator[CompressionGain]:
-    """What compressed gradients gain where the network binds DDP; stronger ones if they gain more.
+    """What DDP with compressed gradients gains where it is faster than the winner.
 
-    They change the arithmetic, so the search does not choose them.
+    It changes the arithmetic, so the search does not choose it. PowerSGD, which changes more, is
+    named only where it gains more than bf16.
     """
-    fastest = winner.tokens_per_s
+    replicated, fastest = found.best(kind="ddp"), winner.tokens_per_s
+    if replicated is None or replicated.strategy.compress is not None:
+        return
     tried: tuple[Compress, ...] = ("bf16", "powersgd")
     for compress in tried:
         try:
-            wanted = winner.strategy.but(compress=compress)
-            strategy = search.space.applied(wanted)
+            strategy = search.space.applied(replicated.strategy.but(compress=compress))
         except SpecError:
             continue
-        if winner.strategy.compress is not None or strategy.compress != compress:
+        if strategy.compress != compress:
             continue
         other = price_one(search.problem, search.units, strategy)
-        if other.needed_bytes > found.limit_bytes:
-            continue
-        if other.tokens_per_s > (1 + MIN_REDUCE_GAIN) * fastest:
+        fits = other.needed_bytes <= found.limit_bytes
+        if fits and other.tokens_per_s > (1 + comparison_error()) * fastest:
             fastest = other.tokens_per_s
             gain = fastest / winner.tokens_per_s - 1
-            yield CompressionGain(compress=compress, gain=gain, needed_bytes=other.needed_bytes)
+            yield CompressionGain(strategy=strategy, gain=gain, needed_bytes=other.needed_bytes)
 
 
 def _compile_tip(problem: Problem, units: Units, winner: Candidate) -> Iterator[Reason]:

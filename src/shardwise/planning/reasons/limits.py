@@ -7,7 +7,6 @@ from typing import Literal
 
 from shardwise.planning.reasons.reason import Reason, compared_words, share_words
 from shardwise.predict.fit import Parallelism
-from shardwise.spec.compression import Compress
 from shardwise.spec.quantity import show_count
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.strategy_words import configuration_words
@@ -167,19 +166,21 @@ class LowPrecisionReduce(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class CompressionGain(Reason):
-    """Compressing gradients would make DDP faster, but changes the arithmetic."""
+    """DDP with compressed gradients would be faster, but changes the arithmetic."""
 
     kind = "compression gain"
 
-    compress: Compress
+    strategy: Strategy
+    # Relative to the recommended configuration.
     gain: float
     needed_bytes: float
 
     def words(self, blocks: int | None = None) -> str:
+        compress = self.strategy.compress
         return (
-            f"Compressing gradients ({self.compress}) would be {share_words(self.gain)} faster and "
-            f"needs {show_memory(self.needed_bytes)}, but changes the arithmetic: "
-            f'compress = "{self.compress}" in [strategy].'
+            f"DDP with compressed gradients ({compress}) would be {share_words(self.gain)} faster "
+            f"and needs {show_memory(self.needed_bytes)}, but changes the arithmetic: "
+            f'kind = "ddp" and compress = "{compress}" in [strategy].'
         )
 
 
