@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 
 from shardwise.spec.strategy import Strategy
+from shardwise.step.profile import CollectiveProfile, by_operation
+from tests.distributed.runs import losses, write
 from tests.distributed.test_optimizers import _checksums
-from tests.distributed.test_states import trained
+from tests.distributed.test_states import CHECKPOINT, trained
 from tests.distributed.workers import Workers
 from tests.gate import in_gate
 
@@ -19,6 +22,7 @@ pytest.importorskip("transformers")
 import torch
 
 from tests.distributed.compress_run import FIRST, SECOND, average, gradients_of
+from tests.distributed.train_run import run_toml
 
 STEPS, START, RANK = 6, 2, 3
 
@@ -102,6 +106,10 @@ def test_a_new_process_continues_powersgd_to_the_bit(workers: Workers) -> None:
             assert torch.equal(ours, theirs)
 
 
+def _traffic(profile: dict[str, Any]) -> dict[tuple[str, int, str], tuple[int, int]]:
+    return by_operation(CollectiveProfile(**one) for one in profile["traffic"])
+
+
 POWERSGD = 'compress = "powersgd"\npowersgd_rank = 2\npowersgd_start = 2\nddp_bucket_mib = 0.05'
 RUNS: list[tuple[int, str]] = [(2, POWERSGD), (2, 'compress = "bf16"'), (4, POWERSGD)]
 
@@ -116,5 +124,25 @@ def test_a_resumed_run_is_equal_to_the_bit(
     twice = trained(workers, tmp_path / "twice", 2, 4, 8, **fields)
     assert twice == at_once
     assert _checksums(tmp_path / "twice", 8) == _checksums(tmp_path / "once", 8)
+    folder = tmp_path / "once" / "runs" / "it"
+    predicted, measured = (
+        json.loads((folder / f"{kind}.json").read_text()) for kind in ("prediction", "measurement")
+    )
+    # Of a step after PowerSGD has begun.
+    assert _traffic(measured) == _traffic(predicted)
     plain = trained(workers, tmp_path / "plain", 8, **usual)
     assert plain != at_once, "compression changed nothing"
+
+
+@pytest.mark.nightly
+def test_a_run_continues_on_another_number_of_ranks(workers: Workers, tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"kind": "ddp", "strategy": POWERSGD, "micro_batch": 2}
+    found = trained(workers, tmp_path / "run", 4, processes=2, **fields)
+    (tmp_path / "run").rename(tmp_path / "kept")
+    file = write(tmp_path / "kept", steps=8, log_every=1, train=CHECKPOINT, **fields)
+    [ranks] = workers.run(run_toml, 4, [{"file": str(file)}])
+    assert [(one["reason"], one["steps"]) for one in ranks] == [("done", 8)] * 4
+    seen = losses(tmp_path / "kept")
+    assert seen[:4] == found
+    # Nothing begins anew but the error.
+    assert seen[4] == pytest.approx(seen[3], rel=0.1)

@@ -46,6 +46,8 @@ class Memory:
     # bytes of the largest gather.
     streams: Bools
     gather_bytes: Floats
+    # Bytes of all gradients as DDP rounds them before it sends them; 0 if it does not.
+    rounded_bytes: Floats
 
     @property
     def totals(self) -> Floats:
@@ -68,7 +70,18 @@ class Memory:
         gradients = np.stack([ledger["gradients"] for ledger in self.phases.values()])
         apart = (self.totals - gradients).max(axis=0) + gradients.max(axis=0)
         pooled: Floats = np.where(self.streams, apart + self.gather_bytes - self.peak_bytes, 0.0)
-        return pooled
+        return pooled + self._unsent_bytes
+
+    @property
+    def _unsent_bytes(self) -> Floats:
+        """Bytes beyond the peak if rounded gradients wait for the network until all are computed.
+
+        The host does not wait for them, so each copy is alive until it has been sent.
+        """
+        ledgers = [self.phases[phase] for phase in PHASES if phase.endswith(" backward")]
+        backward = np.maximum.reduce([sum_terms(ledger) for ledger in ledgers[1:]])
+        unsent: Floats = np.maximum(0.0, backward + self.rounded_bytes - self.peak_bytes)
+        return np.where(self.rounded_bytes > 0, unsent, 0.0)
 
     def peak_phase(self, row: int = 0) -> str:
         return list(self.phases)[int(self.totals[:, row].argmax())]
@@ -101,6 +114,7 @@ def memory_of(steps: Steps, *, by_term: bool = True) -> Memory:
     sizes = Sizes(units, c, steps.optimizer)
     kinds = {id(unit): unit for unit in units.units}.values()
     largest = np.maximum.reduce([sizes.gathered_bytes(unit) for unit in kinds])
+    rounded = sizes.gradient_bytes / c.master_bytes * c.wire_bytes
     return Memory(
         phases={
             phase: dict(zip(names, ledger, strict=True))
@@ -111,6 +125,7 @@ def memory_of(steps: Steps, *, by_term: bool = True) -> Memory:
         + np.where(c.offload, sizes.reference_bytes, 0.0),
         streams=c.sharded & (c.shard > 1),
         gather_bytes=largest,
+        rounded_bytes=np.where(c.ddp & (c.replicate > 1), rounded, 0.0),
     )
 
 
