@@ -6,12 +6,15 @@ from typing import Any
 
 import torch
 
+from shardwise.engine.counter import CollectiveCounter
 from shardwise.engine.loss import loss_of
 from shardwise.engine.mesh import data_rank, resolve_for_world, world
 from shardwise.engine.parallelize import parallelize
-from shardwise.engine.sync import micro_batch
+from shardwise.engine.sync import micro_batch, parallel_axes
 from shardwise.spec.strategy import Strategy
+from shardwise.step.profile import by_operation
 from shardwise.trainer.clip import clip_gradients
+from shardwise.trainer.measure import norm_traffic
 from shardwise.trials.accept.parity import full_tensor
 from tests.distributed.expert_models import VOCAB, build, initialise
 
@@ -27,7 +30,7 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
     model = parallelize(module, strategy, device=torch.device("cpu"), fill=fill, seed=3)
     first = flat(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    loss_sum, (rank, size) = loss_of(model), world()
+    loss_sum, (rank, size) = loss_of(model, case.get("balance_loss", "none")), world()
     share = size / (GLOBAL_SEQUENCES * SEQ_LEN)
     data = torch.Generator().manual_seed(1)
     norms, losses = [], []
@@ -40,7 +43,9 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
                 loss = loss_sum(ids[:, :-1], ids[:, 1:]) * share
                 loss.backward()
             losses.append(loss.detach())
-        norms.append(clip_gradients(model.parameters(), case["clip"]).item())
+        counter = CollectiveCounter(parallel_axes(model))
+        with counter:
+            norms.append(clip_gradients(model.parameters(), case["clip"]).item())
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     total = torch.stack(losses).sum()
@@ -49,7 +54,14 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
     last = flat(model)
     if rank:
         return {}
-    return {"first": first, "last": last, "norms": norms, "loss": total.item() / size}
+    return {
+        "first": first,
+        "last": last,
+        "norms": norms,
+        "loss": total.item() / size,
+        "norm_traffic": {key: tuple(count) for key, count in counter.counts.items()},
+        "predicted_norm_traffic": by_operation(norm_traffic(strategy, model)),
+    }
 
 
 def flat(model: torch.nn.Module) -> list[float]:

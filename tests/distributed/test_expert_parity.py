@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.workers import Workers
-from tests.gate import in_gate
+from tests.gate import first_in_gate, in_gate
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -77,9 +77,14 @@ def alone(workers: Workers) -> Any:
 
 
 def run(
-    workers: Workers, processes: int, family: str, routing: str, strategy: dict[str, Any]
+    workers: Workers,
+    processes: int,
+    family: str,
+    routing: str,
+    strategy: dict[str, Any],
+    **more: Any,
 ) -> dict[str, Any]:
-    case = {"family": family, "routing": routing, "strategy": strategy, "clip": 0.5}
+    case = {"family": family, "routing": routing, "strategy": strategy, "clip": 0.5, **more}
     [ranks] = workers.run(train, processes, [case])
     found: dict[str, Any] = ranks[0]
     return found
@@ -106,3 +111,30 @@ def test_divided_experts_train_as_one_process(
     assert min(expected["norms"]) > 0.5
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-12)
     assert found["first"] != found["last"]
+    assert found["norm_traffic"] == found["predicted_norm_traffic"] != {}
+
+
+BALANCED: list[tuple[int, str, dict[str, Any]]] = [
+    (4, "mixtral", {"kind": "zero3", "shard": 2, "expert": 2}),
+    (4, "qwen3_moe", {"kind": "zero3", "context": 2, "expert": 4, "recompute": "full"}),
+    (2, "gpt_oss", {"kind": "zero2", "expert": 2}),
+    (2, "olmoe", {"kind": "zero3", "expert": 2, "loss": "chunked"}),
+    # Not divided, but sharded.
+    (4, "olmoe", {"kind": "zero3"}),
+]
+
+
+@pytest.mark.parametrize(("processes", "family", "strategy"), first_in_gate(1, BALANCED), ids=str)
+def test_the_auxiliary_loss_is_one_over_the_global_batch(
+    processes: int, family: str, strategy: dict[str, Any], workers: Workers
+) -> None:
+    """One process has all tokens, so its own shares are the global ones."""
+    more = {"config": {"router_aux_loss_coef": 0.5}}
+    alone = run(workers, 1, family, "skewed", {"kind": "single"}, balance_loss="local", **more)
+    without = run(workers, 1, family, "skewed", {"kind": "single"}, **more)
+    found = run(workers, processes, family, "skewed", strategy, balance_loss="global", **more)
+    pairs = zip(found["last"], alone["last"], strict=True)
+    assert max(abs(a - b) for a, b in pairs) <= 1e-12
+    assert found["loss"] == pytest.approx(alone["loss"], rel=1e-12)
+    # Six steps, each with a loss of at least its coefficient.
+    assert alone["loss"] > without["loss"] + 6 * 0.4

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from shardwise.engine.mesh import EXPERT, expert_mesh, sharding_mesh_of_experts
 from shardwise.engine.routing import tokens_of_experts
@@ -38,6 +38,12 @@ def stacked_experts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         own = list(part.parameters(recurse=False))
         if isinstance(count, int) and any(p.ndim == 3 for p in own):
             yield name, part
+
+
+def is_divided_expert(parameter: torch.Tensor) -> bool:
+    """Whether a parameter of a parallel model has experts of one expert group's part."""
+    names = parameter.device_mesh.mesh_dim_names if isinstance(parameter, DTensor) else None
+    return EXPERT in (names or ())
 
 
 def check_experts(model: nn.Module, strategy: Strategy) -> None:

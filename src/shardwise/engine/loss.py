@@ -19,10 +19,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from shardwise.engine.balance import Balance
 from shardwise.engine.context import Part, context_of
 from shardwise.engine.head_with_loss import IGNORED, HeadWithLoss, apply_head_with_loss
 from shardwise.engine.packing import packed_settings
 from shardwise.engine.sync import is_parallel, strategy_of
+from shardwise.spec.train import BalanceLoss
 
 # A function from hidden states, (1, tokens, width), to logits.
 ChunkLogits = Callable[[torch.Tensor], torch.Tensor]
@@ -47,12 +49,17 @@ class Logits(Protocol):
     ) -> torch.Tensor: ...
 
 
-def loss_of(model: nn.Module) -> LossSum:
+def loss_of(model: nn.Module, balance_loss: BalanceLoss = "none") -> LossSum:
     """Return a function from token ids and targets to the loss, summed over tokens.
 
-    The model's strategy decides how it is computed; without a strategy it is plain.
+    The model's strategy decides how it is computed; without a strategy it is plain. With
+    `balance_loss`, the auxiliary loss of a mixture's routers is added for each token.
     """
     in_head = is_parallel(model) and strategy_of(model).loss != "plain"
+    if balance_loss != "none":
+        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        balance = Balance(inner, balance_loss)
+        return functools.partial(_sum_with_balance, model, balance=balance, in_head=in_head)
     return functools.partial(_sum_of_head if in_head else _plain_sum, model)
 
 
@@ -121,6 +128,26 @@ def _sum_of_head(
     labels = {"shift_labels": part.targets, "num_items_in_batch": 1}
     loss: torch.Tensor = model(input_ids=part.ids, **labels, **part.settings).loss
     return loss
+
+
+def _sum_with_balance(
+    model: nn.Module,
+    ids: torch.Tensor,
+    targets: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    *,
+    balance: Balance,
+    in_head: bool,
+) -> torch.Tensor:
+    """The loss summed over tokens, with the auxiliary loss of routers."""
+    part = _part(model, ids, targets, positions)
+    labels = {"shift_labels": part.targets, "num_items_in_batch": 1} if in_head else {}
+    output = model(input_ids=part.ids, **labels, **part.settings, **balance.settings)
+    added = balance.of(output, (part.targets != IGNORED).sum())
+    if in_head:
+        total: torch.Tensor = output.loss + added
+        return total
+    return _cross_entropy(output.logits.flatten(0, 1), part.targets.flatten()) + added
 
 
 def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -171,24 +171,31 @@ def tensor_mesh(mesh: DeviceMesh) -> DeviceMesh | None:
 
 def context_group(strategy: Strategy) -> dist.ProcessGroup:
     """Create the context groups and return that of this process; all processes must call it."""
-    groups = ranks_of(strategy).transpose(2, 3).flatten(0, 2).tolist()
-    group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(
-        groups, group_desc=f"mesh_{CONTEXT}"
-    )[0]  # type: ignore[no-untyped-call]
+    return _new_group(ranks_of(strategy), AXES.index(CONTEXT), CONTEXT)
+
+
+def _new_group(ranks: torch.Tensor, axis: int, name: str) -> dist.ProcessGroup:
+    """Create the groups of ranks along one axis and return that of this process."""
+    groups = ranks.movedim(axis, -1).flatten(0, -2).tolist()
+    description = f"mesh_{name}"
+    group, _ = dist.new_subgroups_by_enumeration(groups, group_desc=description)  # type: ignore[no-untyped-call]
+    assert isinstance(group, dist.ProcessGroup)
     return group
 
 
 def expert_mesh(strategy: Strategy, device_type: str) -> DeviceMesh:
     """The mesh of experts: "replicate" if there are replicas, "expert_shard" and "expert".
 
-    Expert groups are neighbours, so that they fill a node first.
+    Expert groups are neighbours, so that they fill a node first. All groups are new, also where
+    another axis has the same ranks: exchanges of tokens do not queue behind gathers of parameters.
     """
     mesh = strategy.mesh
     shape = [mesh.replicate, mesh.states // strategy.expert, strategy.expert]
-    names = (REPLICATE, EXPERT_SHARD, EXPERT)
+    names: tuple[str, ...] = (REPLICATE, EXPERT_SHARD, EXPERT)
     first = 0 if mesh.replicate > 1 else 1
-    ranks = ranks_of(strategy).reshape(shape[first:])
-    return DeviceMesh(device_type, ranks, mesh_dim_names=names[first:])
+    ranks, names = ranks_of(strategy).reshape(shape[first:]), names[first:]
+    groups = [_new_group(ranks, axis, name) for axis, name in enumerate(names)]
+    return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=names)
 
 
 def sharding_mesh_of_experts(mesh: DeviceMesh) -> DeviceMesh:

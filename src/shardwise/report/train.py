@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     from shardwise.trainer.run import Result
 
 
+# How the auxiliary loss of a mixture's routers is computed, if there is one.
+_BALANCE = {
+    "local": "Auxiliary loss of routers: each rank's own share of tokens per expert",
+    "global": "Auxiliary loss of routers: one over a micro-batch of all ranks",
+}
 # Bars of the curve of losses at the end of a run, on a terminal.
 _CURVE = 40
 
@@ -85,6 +90,8 @@ class TrainScreen:
             + Text(f" on {devices} {kind}{'es' if is_cpu and devices > 1 else ''}")
         )
         out.print(run_words(run), style="dim")
+        if run.train.balance_loss != "none":
+            out.print(_BALANCE[run.train.balance_loss], style="dim")
         memory = predicted.known_memory
         assert memory.capacity_bytes is not None
         assert memory.usable_bytes is not None

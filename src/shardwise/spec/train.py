@@ -14,6 +14,7 @@ Steps = Annotated[Count, Field(ge=0, le=10**12)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 Schedule = Literal["cosine", "linear", "constant"]
+BalanceLoss = Literal["none", "local", "global"]
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
 
 
@@ -172,6 +173,9 @@ class TrainSettings(Record):
     momentum: Share = 0.9
     # Clip gradients to this global norm; 0 disables clipping.
     clip_norm: Annotated[float, Field(ge=0)] = 1.0
+    # Add the auxiliary loss of a mixture's routers, with the shares of tokens of each rank or all
+    # ranks. Its coefficient is the model's.
+    balance_loss: BalanceLoss = "none"
     # After a non-finite gradient, whose update is never applied: stop the run or skip the step.
     non_finite: Literal["stop", "skip"] = "stop"
 

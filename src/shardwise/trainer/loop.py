@@ -300,7 +300,7 @@ class Update:
     def __init__(self, training: Training, window: LogWindow, saver: Saver) -> None:
         self._training, self._window, self._saver = training, window, saver
         self._parameters = [p for p in training.model.parameters() if p.requires_grad]
-        self._loss_sum = loss_of(training.model)
+        self._loss_sum = loss_of(training.model, training.settings.balance_loss)
         mesh = strategy_of(training.model).mesh
         # Number of ranks over which the engine averages gradients.
         self._averaged = mesh.replicate * mesh.states

@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from shardwise.engine.counter import CollectiveCounter
+from shardwise.engine.expert import is_divided_expert
 from shardwise.engine.ledger import LiveBytes
 from shardwise.engine.local_parts import is_tensor_parallel
+from shardwise.engine.mesh import EXPERT, EXPERT_SHARD
 from shardwise.engine.wrapped import axes_of
 from shardwise.pytorch.device import allocator_memory, is_accelerator, reset_peak_memory
 from shardwise.pytorch.private import plain_tensors
@@ -194,18 +196,22 @@ def control_traffic(
 def norm_traffic(strategy: Strategy, model: nn.Module) -> tuple[CollectiveProfile, ...]:
     """The all-reduces of gradient norms, along each axis that divides gradients.
 
-    One value per parameter, in one message for all that are divided by tensor parallelism, and one
-    for all that are not.
+    One value per parameter, in one message for all that are divided by tensor parallelism, one for
+    all experts that are divided, and one for all others.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     divided = sum(is_tensor_parallel(p) for p in trained)
-    messages = [count for count in (divided, len(trained) - divided) if count]
+    experts = sum(is_divided_expert(p) for p in trained)
+    messages = [count for count in (divided, len(trained) - divided - experts) if count]
     width = 8 if strategy.master_dtype == "fp64" else 4
     mesh, traffic = strategy.mesh, []
     if strategy.sharded and mesh.states > 1:
         traffic.append(_all_reduce("shard", mesh.states, len(messages), width * sum(messages)))
     if divided:
         traffic.append(_all_reduce("tensor", mesh.tensor, 1, width * divided))
+    if experts:
+        sizes = {EXPERT_SHARD: mesh.states // strategy.expert, EXPERT: strategy.expert}
+        traffic += [_all_reduce(a, n, 1, width * experts) for a, n in sizes.items() if n > 1]
     return tuple(traffic)
 
 

@@ -71,12 +71,18 @@ def _reduced_degrees(strategy: Strategy) -> dict[str, int]:
     return degrees
 
 
+def _reduced_experts(strategy: Strategy, degrees: dict[str, int]) -> int:
+    """The degree of expert parallelism in the checks, where each axis has the given degree."""
+    return min(strategy.expert, degrees["shard"] * degrees["context"])
+
+
 def miniature(run: RunSpec) -> RunSpec | None:
     """The run with a reduced model on this machine's CPUs; None if it cannot be reduced."""
     processes = processes_for(run)
     full = run.strategy.resolve(run.cluster.devices, run.cluster.devices_per_node)
     full = run.job.split(full)
     degrees: dict[str, Any] = _reduced_degrees(full)
+    degrees["expert"] = _reduced_experts(full, degrees)
     if type(full.reshard_after_forward) is int:
         degrees["reshard_after_forward"] = 2
     if full.loss == "fused":

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from shardwise.spec.chat import holds_chat
 from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.run import RunSpec
+from shardwise.spec.train import TrainSettings
 from shardwise.stacks.write.chat_differences import stream_differences
 from shardwise.stacks.write.python.data import token_folders
 from shardwise.stacks.write.python.model import builder_of, fills
@@ -49,11 +50,7 @@ def unsupported_by_step(run: RunSpec) -> tuple[str, ...]:
         found.append('train.device = "auto": the script uses CUDA and does not fall back to CPUs.')
     if train.profile is not None:
         found.append("train.profile: no step is profiled.")
-    if train.measure:
-        found.append("train.measure: memory and traffic of a step are not measured.")
-    if train.metrics is not None:
-        found.append("train.metrics: nothing is given to Prometheus.")
-    return tuple(found)
+    return (*found, *_of_training(train))
 
 
 def _compression(run: RunSpec) -> Iterator[str]:
@@ -73,6 +70,21 @@ def _compression(run: RunSpec) -> Iterator[str]:
 def loses_compression(run: RunSpec) -> bool:
     """Whether a script leaves gradients uncompressed: with Gloo, torch has a hook for fp16 only."""
     return on_cpu(run) and run.strategy.compress in ("bf16", "powersgd")
+
+
+def _of_training(train: TrainSettings) -> list[str]:
+    """Sentences about the auxiliary loss, profiling, measurement and metrics."""
+    found = []
+    if train.balance_loss != "none":
+        found.append(
+            f"train.balance_loss = {train.balance_loss}: the script adds no auxiliary loss for "
+            "routers."
+        )
+    if train.measure:
+        found.append("train.measure: memory and traffic of a step are not measured.")
+    if train.metrics is not None:
+        found.append("train.metrics: nothing is given to Prometheus.")
+    return found
 
 
 def _of_loop(run: RunSpec) -> Iterator[str]:
