@@ -195,6 +195,16 @@ def test_modules_of_other_people() -> None:
         module_units(Odd(), 8)
 
 
+def test_a_class_that_computes_in_fp32_alone_is_told_so() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.OpenAIGPTConfig(n_layer=2, n_embd=32, n_head=2, vocab_size=64)
+    with torch.device("meta"):
+        module = transformers.OpenAIGPTLMHeadModel(config)
+    assert module_units(module, 16, "fp32").numel == sum(p.numel() for p in module.parameters())
+    with pytest.raises(SpecError, match="--precision fp32"):
+        module_units(module, 16, "bf16")
+
+
 def test_a_module_that_looks_at_its_values_is_refused_with_a_sentence() -> None:
     class Curious(Tower):
         def forward(self, image: torch.Tensor) -> torch.Tensor:

@@ -151,8 +151,16 @@ def _run(
     except Exception as error:
         raise SpecError(
             f"model: {type(module).__name__} does not run on its example inputs "
-            f"({type(error).__name__}: {error}); give it a method example_inputs(batch, seq_len)"
+            f"({type(error).__name__}: {error}); {_remedy(state, str(error))}"
         ) from error
+
+
+def _remedy(state: dict[str, torch.Tensor], why: str) -> str:
+    """What to change where a module with these weights fails with this message of torch's."""
+    narrow = any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in state.values())
+    if narrow and ("expected scalar type" in why or "same dtype" in why):
+        return "it mixes dtypes, as classes do that compute in fp32 alone: use --precision fp32"
+    return "give it a method example_inputs(batch, seq_len)"
 
 
 def _fake_state(
