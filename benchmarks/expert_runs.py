@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import hashlib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -28,7 +29,9 @@ from shardwise.spec.question import describe_run
 from shardwise.spec.record import SpecError
 from shardwise.spec.software import Software, find_software
 from shardwise.spec.strategy import Strategy
+from shardwise.units.division import Exchanges
 from shardwise.units.load import load_units
+from shardwise.units.unit import ModelUnits, Unit
 
 DEVICES = {
     "H100": "H100-SXM",
@@ -71,6 +74,9 @@ MODELS = {
 PRECISIONS = {"BF16": None, "FP8": "fp8", "FP8-MX": "mxfp8", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
 # Degree of experts where a table has a dash: from the same configuration as its settings.
 DEGREES = {("AutoModel", "GPT-OSS 120B"): 64, ("AutoModel", "GPT-OSS 20B"): 8}
+
+# Rows whose own notes say whether dispatch runs beside compute.
+OVERLAPPED = {"msc-050": False, "msc-051": True}
 
 
 class Settings(NamedTuple):
@@ -119,7 +125,13 @@ class Published(NamedTuple):
     def settings(self) -> Settings | None:
         """What the configuration of the run says; None where none was read."""
         precision = {"FP8-MX": "MXFP8"}.get(self.precision, self.precision)
-        return _settings().get((self.stack, self.model, self.gpu, precision))
+        known = _settings().get((self.stack, self.model, self.gpu, precision), {})
+        # Settings hold from a release on, until the next.
+        held = [since for since in known if since <= self.release]
+        if not held:
+            return None
+        found = known[max(held)]
+        return found._replace(overlapped=OVERLAPPED.get(self.id, found.overlapped))
 
     def copies(self, groups: int) -> float:
         """Mean number of `groups` of ranks that a token is sent to, its own among them."""
@@ -140,7 +152,7 @@ def split_of(stack: str, model: str, gpu: str) -> str:
 def published(splits: Iterable[str]) -> list[Published]:
     """Every run with experts and without a pipeline, of these splits."""
     chosen = set(splits)
-    return [row for row in (*_automodel(), *_megatron_bridge()) if row.split in chosen]
+    return [row for row in (*_automodel(), *_megatron_bridge(), *_recent()) if row.split in chosen]
 
 
 def _rows(table: str) -> Iterator[tuple[int, dict[str, str]]]:
@@ -208,11 +220,39 @@ def _megatron_bridge() -> Iterator[Published]:
         )
 
 
+def _recent() -> Iterator[Published]:
+    """Runs of the table of 2024 to 2026 whose layout and sequence are stated; its own split."""
+    for _, raw in _rows("published_2026"):
+        if raw["id"] in OVERLAPPED:
+            yield Published(
+                id=raw["id"],
+                source=raw["source"],
+                split=raw["split"],
+                stack=raw["framework"],
+                release="26.08",
+                model="Qwen3_30B_a3B",
+                gpu="H100",
+                gpus=int(raw["gpus"]),
+                precision=raw["precision"].upper(),
+                sequences=int(raw["gbs"]),
+                micro_batch=int(raw["mbs"]),
+                seq_len=int(raw["seq"]),
+                tensor=int(raw["tp"]),
+                context=int(raw["cp"]),
+                pipeline=int(raw["pp"]),
+                expert=int(raw["ep"]),
+                tokens_per_s=float(raw["tokens_per_s_per_gpu"]),
+            )
+
+
 @cache
-def _settings() -> dict[tuple[str, str, str, str], Settings]:
+def _settings() -> dict[tuple[str, str, str, str], dict[str, Settings]]:
+    """The settings of each stack, model, device and precision, by their first release."""
+    found: dict[tuple[str, str, str, str], dict[str, Settings]] = {}
     with (FOLDER / "expert_settings.csv").open(encoding="utf-8", newline="") as file:
-        return {
-            (raw["stack"], raw["model"], raw["gpu"], raw["precision"]): Settings(
+        for raw in csv.DictReader(file):
+            named = (raw["stack"], raw["model"], raw["gpu"], raw["precision"])
+            found.setdefault(named, {})[raw["since"]] = Settings(
                 dispatcher=raw["dispatcher"],
                 grouped=raw["grouped"],
                 recompute=raw["recompute"],
@@ -222,8 +262,7 @@ def _settings() -> dict[tuple[str, str, str, str], Settings]:
                 routing=raw["routing"],
                 source=raw["source"],
             )
-            for raw in csv.DictReader(file)
-        }
+    return found
 
 
 # ---- as inputs of the predictor -----------------------------------------------------------------
@@ -305,8 +344,11 @@ def row_of(run: Published) -> Row:
     described = describe_run(
         model_of(run), cluster_of(run), seq_len=run.seq_len, strategy=strategy_of(run)
     )
-    hardware = hardware_of(described.cluster, described.strategy.param_dtype)
+    strategy = described.strategy
+    hardware = hardware_of(described.cluster, strategy.param_dtype)
     assert hardware is not None
+    units = load_units(described.model, run.seq_len, strategy)
+    plain = load_units(described.model, run.seq_len, strategy.but(expert=1))
     return Row(
         id=run.id,
         source=run.source,
@@ -314,9 +356,9 @@ def row_of(run: Published) -> Row:
         device=described.cluster.device,
         software=_software(run),
         devices=run.gpus,
-        units=load_units(described.model, run.seq_len, described.strategy),
-        strategy=described.strategy,
-        columns=Configurations.of([described.strategy]),
+        units=_as_stack(run, units, plain, hardware.devices_per_node),
+        strategy=strategy,
+        columns=Configurations.of([strategy]),
         hardware=hardware,
         tokens_per_s=run.tokens_per_s,
         regime="experts",
@@ -329,3 +371,59 @@ def _software(run: Published) -> Software:
     if run.stack == "AutoModel" and "GPT-OSS" in run.model:
         found = found.but(attention=dict.fromkeys(found.attention, "flex"))
     return found.but(name=name, stack=name)
+
+
+# ---- dispatchers --------------------------------------------------------------------------------
+
+
+def _as_stack(run: Published, units: ModelUnits, plain: ModelUnits, in_node: int) -> ModelUnits:
+    """The units with the dispatcher of a stack in place of torch's all-to-all of single tokens."""
+    made: dict[int, Unit] = {}
+    for block, undivided in zip(units.blocks, plain.blocks, strict=True):
+        if id(block) not in made:
+            made[id(block)] = _block_of_stack(run, block, undivided, in_node)
+    return replace(units, blocks=tuple(made[id(block)] for block in units.blocks))
+
+
+def _block_of_stack(run: Published, block: Unit, undivided: Unit, in_node: int) -> Unit:
+    stage = block.stage
+    others = [part for part in stage.parts if not part.of_experts]
+    # Copies between dispatch and products are as many as without expert parallelism.
+    fused = undivided.stage.fused_bytes - sum(part.fused_bytes for part in others)
+    kernels = undivided.stage.kernels - sum(part.kernels for part in others)
+    parts = tuple(
+        replace(
+            part,
+            exchanges=_dispatched(run, part.exchanges, in_node),
+            fused_bytes=fused if part.of_experts else part.fused_bytes,
+            kernels=kernels if part.of_experts else part.kernels,
+        )
+        for part in stage.parts
+    )
+    changed = replace(stage, parts=parts, exchanges=_dispatched(run, stage.exchanges, in_node))
+    return replace(block, stage=changed)
+
+
+def _dispatched(run: Published, exchanges: Exchanges, in_node: int) -> Exchanges:
+    """The exchanges with one copy of a token for each rank, or each other node, that it goes to.
+
+    Without bytes where they run beside the compute of another micro-batch.
+    """
+    model, settings = model_of(run), run.settings
+    assert settings is not None
+    assert model.experts_per_token is not None
+    nodes = max(1, run.expert // in_node)
+    copies = run.copies(nodes) if nodes > 1 else run.copies(run.expert)
+    if settings.dispatcher == "all-to-all":
+        copies = float(model.experts_per_token)
+    share = 0.0 if settings.overlapped else copies / model.experts_per_token
+    return Exchanges(
+        *(
+            tuple(
+                one if one.axis != "expert" or one.host else one._replace(bytes=one.bytes * share)
+                for one in way
+                if not (one.host and settings.graphs == "full step")
+            )
+            for way in exchanges
+        )
+    )

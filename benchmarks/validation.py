@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -399,12 +399,25 @@ def _column(values: list[Any]) -> Any:
     elif isinstance(first, tuple) and not hasattr(first, "_fields"):
         found = tuple(_column(list(parts)) for parts in zip(*values, strict=True))
     elif callable(first):
-        found = partial(_column_of_calls, values)
+        found = _Calls(values)
     return found
 
 
-def _column_of_calls(functions: list[Any], unit: Column) -> Any:
-    return np.concatenate([f(part) for f, part in zip(functions, unit.parts, strict=True)])
+class _Calls:
+    """Methods of several objects as one that returns columns, the same ones for the same input."""
+
+    def __init__(self, functions: list[Any]) -> None:
+        self.functions = functions
+        self.made: dict[tuple[Column | str, ...], Any] = {}
+
+    def __call__(self, *given: Column | str) -> Any:
+        if given not in self.made:
+            results = [
+                function(*(one if isinstance(one, str) else one.parts[index] for one in given))
+                for index, function in enumerate(self.functions)
+            ]
+            self.made[given] = _column(results)
+        return self.made[given]
 
 
 class Alike(NamedTuple):

@@ -9,6 +9,7 @@ import pytest
 import shardwise
 from shardwise.predict.configurations import Configurations
 from shardwise.predict.traffic import predict_traffic
+from shardwise.spec.lookup import find_model
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
@@ -98,3 +99,16 @@ def test_a_plan_says_what_stands_behind_it_and_a_run_is_refused() -> None:
     strategy = Strategy.read({"kind": "single", "linear_dtype": "fp8"})
     with pytest.raises(SpecError, match="planned, not trained"):
         parallelize(torch.nn.Linear(4, 4), strategy)
+
+
+def test_experts_that_are_divided_compute_in_fewer_bits_too() -> None:
+    model = find_model("qwen3-30b-a3b")
+    seconds = []
+    for dtype in (None, "fp8"):
+        strategy = Strategy(kind="zero2", expert=8, micro_batch=4, linear_dtype=dtype)
+        units = load_units(model, 4096, strategy.resolve(8, 8))
+        assert {part.linear_dtype for part in units.blocks[0].stage.parts} == {dtype}
+        profile = shardwise.estimate(model, "8xH100-SXM", strategy, seq_len=4096)
+        assert profile.time is not None
+        seconds.append(profile.time.step_s)
+    assert seconds[1] < seconds[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwise.spec.dtype import LinearDType
+from shardwise.units.stage import Stage
 from shardwise.units.unit import ModelUnits, Parameter, Unit
 
 
@@ -24,10 +25,16 @@ def in_low_bits(units: ModelUnits, dtype: LinearDType, *, gathered: bool) -> Mod
 def _block(block: Unit, dtype: LinearDType, gathered: bool) -> Unit:
     return replace(
         block,
-        stage=replace(block.stage, linear_dtype=dtype),
+        stage=_stage(block.stage, dtype),
         parameters=tuple(_parameter(one, gathered) for one in block.parameters),
         members=tuple(_block(member, dtype, gathered) for member in block.members),
     )
+
+
+def _stage(stage: Stage, dtype: LinearDType) -> Stage:
+    """The stage and its parts with matrix products in `dtype`."""
+    parts = tuple(_stage(part, dtype) for part in stage.parts)
+    return replace(stage, linear_dtype=dtype, parts=parts)
 
 
 def _parameter(parameter: Parameter, gathered: bool) -> Parameter:
