@@ -50,7 +50,7 @@ def show_values(annotation: Any, metadata: list[Any]) -> str:  # noqa: PLR0911 (
 
 
 def schema_of(annotation: Any, metadata: list[Any]) -> dict[str, Any]:  # noqa: PLR0911 (as above)
-    """The values as JSON schema, of a type that is no table."""
+    """The values as JSON schema."""
     annotation, metadata = _opened(annotation, metadata)
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
@@ -58,6 +58,10 @@ def schema_of(annotation: Any, metadata: list[Any]) -> dict[str, Any]:  # noqa: 
     if _is_union(annotation):
         parts = [schema_of(one, []) for one in arguments if one is not type(None)]
         return parts[0] if len(parts) == 1 else {"anyOf": parts}
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        fields = annotation.model_fields.items()
+        properties = {key: schema_of(field.annotation, field.metadata) for key, field in fields}
+        return {"type": "object", "properties": properties}
     number = {"type": _TYPES.get(annotation), **_bounds(metadata)}
     if _parser(metadata):
         return either(number, {"type": "string", "pattern": _QUANTITY})

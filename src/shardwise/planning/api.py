@@ -191,7 +191,7 @@ def plan_run(
     offload = parse_offload(settings.pop("offload", None))
     described = describe_run(model, cluster, run=run, planned=True, **settings)
     if described.cluster.parts is not None:
-        check_equal(described, "this search")
+        check_equal(described, "shardwise.plan")
     described = described._replace(strategy=described.strategy.but(shares=None))
     if for_stack is not None:
         from shardwise.planning.in_stack import with_software_of

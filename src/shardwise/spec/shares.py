@@ -43,7 +43,9 @@ def shares_of(counts: str, devices: Sequence[int]) -> tuple[Share, ...]:
 
 def with_most(data: object) -> object:
     """Fields of a strategy with `accumulate` set to the most micro-batches of its shares."""
-    if not isinstance(data, dict) or not data.get("shares") or "accumulate" in data:
+    if not isinstance(data, dict) or "accumulate" in data:
+        return data
+    if not isinstance(data.get("shares"), (list, tuple)):
         return data
     counts = [
         one.accumulate if isinstance(one, Share) else one.get("accumulate")
@@ -117,7 +119,7 @@ def _check_once_a_step(strategy: Strategy, common: int) -> None:
         moved = "sends tokens to experts"
     if moved:
         groups = common // strategy.mesh.inner
-        inside = f", or shard inside each share (zero3:{groups})" if groups > 1 else ""
+        inside = f", or shard inside each part (zero3:{groups})" if groups > 1 else ""
         raise SpecError(
             f"strategy.shares: {strategy.kind} {moved} across shares in each micro-batch, of which "
             f"they have different numbers; choose ddp or zero1{inside}"

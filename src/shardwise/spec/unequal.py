@@ -15,8 +15,8 @@ def check_equal(run: RunSpec, what: str) -> RunSpec:
     """The run; SpecError if its devices or their shares differ, which `what` is not built for."""
     if run.cluster.parts is not None:
         raise SpecError(
-            f"cluster: {what} needs equal devices, not {run.cluster}; plan, estimate and train "
-            "know clusters of unequal parts"
+            f"cluster: {what} needs equal devices, not {run.cluster}; the commands plan, estimate "
+            "and train know clusters of unequal parts"
         )
     if run.strategy.shares is not None:
         raise SpecError(f"strategy.shares: {what} needs equal shares; leave shares out")
