@@ -30,11 +30,18 @@ def traces_in(folder: Path) -> list[Path]:
     )
 
 
+def _last_iteration(folder: Path) -> Path:
+    """The last of torchtitan's folders `iteration_N` in a folder; itself if it has none."""
+    found = [one for one in folder.glob("iteration_*") if one.is_dir()]
+    numbered = {int(number): one for one in found if (number := one.name[10:]).isdecimal()}
+    return numbered[max(numbered)] if numbered else folder
+
+
 def trace_files(given: Iterable[Path]) -> list[Path]:
     """The trace files that `given` refers to.
 
-    A file stands for itself, a folder for the traces in it, and a run folder for the traces of its
-    last profiled window. Raises SpecError if there are none.
+    A file stands for itself, a folder for the traces in it, and a run folder or torchtitan's
+    `profile_traces` for the traces of its last profiled window. Raises SpecError if there are none.
     """
     files: list[Path] = []
     problems: list[str] = []
@@ -51,7 +58,7 @@ def trace_files(given: Iterable[Path]) -> list[Path]:
                 "add [train.profile] to its run.toml"
             )
             continue
-        inside = traces_in(windows[-1] if windows else path)
+        inside = traces_in(windows[-1] if windows else _last_iteration(path))
         if not inside:
             problems.append(
                 f"trace: {path} has no .json or .json.gz files; write traces with torch.profiler's "
