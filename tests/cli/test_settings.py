@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args, get_type_hints
+import re
+from importlib.resources import files
+from typing import Any, cast, get_args, get_type_hints
 
 import pytest
 import typer
@@ -14,6 +16,8 @@ from shardwise.cli.whatif import whatif
 from shardwise.spec.question import describe_run
 from shardwise.spec.settings import PlanSettings, RunSettings
 from shardwise.web.command import plan_command
+from shardwise.web.options import FLAGS as FLAGS_OF_PAGE
+from shardwise.web.options import SHOWN, VALUES
 from shardwise.web.question import Question
 
 # Arguments of the Python functions that are no keywords among `**settings`.
@@ -77,6 +81,16 @@ def test_the_page_asks_what_the_command_line_has() -> None:
         assert read["compile"] is (True if compiles else None)
         assert (read["model"], read["seq_len"], read["for_stack"]) == ("llama-3-8b", "4096", "trl")
         assert read["offload_optimizer"] is True
+
+
+def test_the_form_of_the_page_offers_the_same_words() -> None:
+    page = files("shardwise.web").joinpath("page", "index.html").read_text(encoding="utf-8")
+    selects = re.findall(r'<select [^>]*name="([^"]+)"[^>]*>(.*?)</select>', page)
+    offered = {name: set(re.findall(r"<option[^>]*>([^<]*)", content)) for name, content in selects}
+    for name in ("precision", "states", "loss"):
+        assert offered[name] == {*cast(tuple[str, ...], SETTINGS[name].completes)}
+    known = {name for parameter in options(plan).params for name in parameter.opts}
+    assert {*VALUES, *FLAGS_OF_PAGE, *SHOWN} <= known
 
 
 def test_values_are_read_as_the_keyword_wants_them() -> None:

@@ -63,13 +63,8 @@ def export_weights(
     is intact; then nothing is written.
     """
     from shardwise.cli.long import needs_torch, prepare_long_run
-    from shardwise.spec.quantity import QuantityError, parse_bytes
-    from shardwise.spec.record import SpecError
 
-    try:
-        most = parse_bytes(shard_size)
-    except QuantityError as error:
-        raise SpecError(f"--shard-size: {error}") from None
+    most = _bytes(shard_size)
     needs_torch()
     from shardwise.checkpoint.export.weights import NotExportedError, check_target, export_first
     from shardwise.report.bytes import bytes_bar
@@ -97,6 +92,17 @@ def export_weights(
         print_json({"schema": 1, **exported._asdict()})
     else:
         print_exported(exported)
+
+
+def _bytes(text: str) -> int:
+    """The bytes of a size such as "5GB"; SpecError if it is none."""
+    from shardwise.spec.quantity import QuantityError, parse_bytes
+    from shardwise.spec.record import SpecError
+
+    try:
+        return parse_bytes(text)
+    except QuantityError as error:
+        raise SpecError(f"--shard-size: {error}") from None
 
 
 def _checkpoints(run: str, step: int | None) -> list[Folder]:

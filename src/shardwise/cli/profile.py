@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shardwise.cli.options import NameOption, ProcessesOption, RunFile
 from shardwise.cli.output import JsonOption, print_json
 from shardwise.spec.foreign_text import echo
+
+if TYPE_CHECKING:
+    from shardwise.observe.analysis import Trace
+    from shardwise.spec.cluster import ClusterSpec
 
 # Steps without the profiler, to measure the undisturbed step time too.
 _PLAIN_STEPS = 5
@@ -49,7 +53,6 @@ def profile_steps(
     """
     from shardwise.cli.launching import launch_or_join, result_json, with_steps
     from shardwise.cli.long import needs_torch
-    from shardwise.spec.record import SpecError
     from shardwise.spec.run import read_run
     from shardwise.spec.train import ProfileSettings, TrainSettings
 
@@ -75,23 +78,35 @@ def profile_steps(
     result = launch_or_join(described, run, arguments, nproc, name, as_json)
     if result is None:
         return
-    from shardwise.cli.trace import read_with_progress
-    from shardwise.observe.rules import Rules
-    from shardwise.observe.run_folder import traces_in
-    from shardwise.report.trace import print_trace
-
     traces = window_folder(result.folder, first)
-    files = traces_in(traces) if traces.is_dir() else []
-    if not files:
-        raise SpecError(
-            f"profile: the run ended after {result.steps} steps, before any was profiled; give it "
-            f"data for {before + steps} steps, or lower --profile-after"
-        )
     cluster = None if described.cluster.device.is_cpu else described.cluster
-    found = read_with_progress(files, Rules(), cluster, quiet=as_json)
+    found = _read_traces(traces, cluster, result.steps, before + steps, quiet=as_json)
     if as_json:
         print_json({**result_json(result), "traces": str(traces), "trace": found.to_dict()})
         return
+    from shardwise.report.trace import print_trace
+
     which = f"step {first}" if steps == 1 else f"steps {first} to {first + steps - 1}"
     echo(f"\nProfiled {which}; traces in {traces}\n")
     print_trace(found)
+
+
+def _read_traces(
+    folder: Path, cluster: ClusterSpec | None, trained: int, needed: int, *, quiet: bool
+) -> Trace:
+    """The analysis of the traces in a folder; SpecError if there are none.
+
+    `trained` is the number of steps that the run made, `needed` that after which it had traces.
+    """
+    from shardwise.cli.trace import read_with_progress
+    from shardwise.observe.rules import Rules
+    from shardwise.observe.run_folder import traces_in
+    from shardwise.spec.record import SpecError
+
+    files = traces_in(folder) if folder.is_dir() else []
+    if not files:
+        raise SpecError(
+            f"profile: the run ended after {trained} steps, before any was profiled; give it "
+            f"data for {needed} steps, or lower --profile-after"
+        )
+    return read_with_progress(files, Rules(), cluster, quiet=quiet)

@@ -14,7 +14,7 @@ from shardwise.spec.foreign_text import echo
 if TYPE_CHECKING:
     from shardwise.spec.run import RunSpec
     from shardwise.spec.strategy import Strategy
-    from shardwise.trials.calibrate.tune import Candidate, Probe
+    from shardwise.trials.calibrate.tune import Candidate, Probe, TuneResult
 
 
 _Top = Annotated[int, typer.Option(min=1, max=100, help="Configurations to benchmark at most.")]
@@ -75,18 +75,26 @@ def tune(
         return found if isinstance(found, str) else float(found["measured"]["time"]["step_s"])
 
     tuned = search(candidates, probe, top)
-    best = tuned.best
-    if best is not None:
-        winner = described._replace(strategy=best.candidate.run.strategy.unplaced())
-        replace_run(output, winner)
+    if tuned.best is not None:
+        winner = tuned.best.candidate.run.strategy
+        replace_run(output, described._replace(strategy=winner.unplaced()))
     if as_json:
-        print_json({"schema": 1, "kind": "measured", "stopped": tuned.stopped,
-                    "best": best.candidate.name if best else None,
-                    "probes": [_probe_json(one) for one in tuned.probes]})  # fmt: skip
+        print_json(_as_dict(tuned))
     else:
         print_tuned(tuned, len(candidates), output)
-    if best is None:
+    if tuned.best is None:
         raise typer.Exit(1)
+
+
+def _as_dict(tuned: TuneResult) -> dict[str, Any]:
+    """The benchmarks and the fastest of them as a JSON object."""
+    return {
+        "schema": 1,
+        "kind": "measured",
+        "stopped": tuned.stopped,
+        "best": tuned.best.candidate.name if tuned.best else None,
+        "probes": [_probe_json(one) for one in tuned.probes],
+    }
 
 
 def _probe_json(probe: Probe) -> dict[str, Any]:

@@ -8,24 +8,24 @@ from urllib.parse import urlencode
 from shardwise.report.page.markup import element
 
 # Fields of the form by option; a colon separates the values for several fields.
-_VALUES = {
+VALUES = {
     "--adapter": ("adapter", "rank"),
     "--optimizer": ("optimizer",),
     "--states": ("states",),
 }
-_FLAGS = (
+FLAGS = (
     "--compile",
     "--allow-low-precision-reduce",
     "--offload-optimizer",
     "--offload-activations",
     "--offload",
 )
-_SHOWN = ("--global-batch",)
+SHOWN = ("--global-batch",)
 _YES = "yes"
 _NAMED = re.compile(
     # Options at the start of a sentence belong together: only all of them make the run fit.
-    rf"(?<!>)(?P<option>{'|'.join(_VALUES)}) (?P<value>[a-z0-9+-]+(:[0-9]+)?)"
-    rf"|(?P<flag>{'|'.join(_FLAGS)})|(?P<shown>{'|'.join(_SHOWN)})"
+    rf"(?<!>)(?P<option>{'|'.join(VALUES)}) (?P<value>[a-z0-9+-]+(:[0-9]+)?)"
+    rf"|(?P<flag>{'|'.join(FLAGS)})|(?P<shown>{'|'.join(SHOWN)})"
     r"|(?P<other>--[a-z][a-z-]+)"
 )
 
@@ -40,7 +40,7 @@ def _button(named: re.Match[str]) -> str:
     if named["other"]:
         return str(element("span", named[0], class_="option"))
     if option := named["option"]:
-        fields = dict(zip(_VALUES[option], named["value"].split(":"), strict=False))
+        fields = dict(zip(VALUES[option], named["value"].split(":"), strict=False))
     else:
         name = named["flag"] or named["shown"]
         fields = {name.removeprefix("--"): _YES if named["flag"] else ""}
