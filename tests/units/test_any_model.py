@@ -19,6 +19,7 @@ from shardwise.predict.api import estimate_run
 from shardwise.pytorch.example_inputs import example_inputs
 from shardwise.pytorch.from_config import model_from_config
 from shardwise.pytorch.private import FakeTensorMode
+from shardwise.spec.adapter import read_adapter
 from shardwise.spec.catalogue import traced
 from shardwise.spec.lookup import find_model
 from shardwise.spec.question import describe_run
@@ -154,6 +155,23 @@ def test_a_kept_trace_is_only_used_for_the_same_computation(
     config = {**json.loads(traced.config_file("gpt-oss-20b").read_text()), **change}
     given = {key: value for key, value in config.items() if value is not None}
     assert traced.matching(given) == ("gpt-oss-20b" if same else None)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "seq_len", "dtype"),
+    [("lora:16", 1024, "bf16"), (None, 100_000, "bf16"), (None, 1024, "fp32")],
+)
+def test_without_torch_a_kept_trace_says_what_it_covers(
+    adapter: str | None, seq_len: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardwise.units.load.find_spec", lambda _: None)
+    model = find_model("gemma-3-4b")
+    strategy = Strategy.read({"kind": "zero3", "param_dtype": "bf16"})
+    assert load_units(model, 1024, strategy).parameters > 4e9
+    if adapter is not None:
+        model = model.but(adapter=read_adapter(adapter))
+    with pytest.raises(SpecError, match="trace of gemma-3-4b .* 256 to 32,768 tokens"):
+        load_units(model, seq_len, Strategy.read({"kind": "zero3", "param_dtype": dtype}))
 
 
 def test_lengths_that_a_model_has_no_positions_for_are_refused() -> None:

@@ -81,6 +81,12 @@ def kept_units(name: str, seq_len: int, variant: str) -> ModelUnits | None:
     return units_from(table, seq_len) if table else None
 
 
+def kept_lengths(name: str) -> tuple[int, int]:
+    """The shortest and the longest sequence, in tokens, that a kept trace covers."""
+    at = next(iter(traced.trace(name)["traces"].values()))["at"]
+    return at[0]["seq_len"], at[-1]["seq_len"]
+
+
 def kept_parameters(name: str) -> int:
     """The number of parameters of a model of the catalogue with a kept trace."""
     return longest_units(name).parameters

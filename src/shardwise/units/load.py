@@ -17,7 +17,7 @@ from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from shardwise.units.decoder import decoder_units
 from shardwise.units.division import Division
-from shardwise.units.kept_trace import kept_units
+from shardwise.units.kept_trace import kept_lengths, kept_units
 from shardwise.units.low_bits import in_low_bits
 from shardwise.units.unit import ModelUnits, Unit
 
@@ -114,4 +114,13 @@ def _why_not_traceable(model: Model) -> str:
         return ""
     if isinstance(model, (ModuleRef, ModelSpec)):
         return f'model: tracing {model.name} needs torch: pip install "shardwise[train]"'
-    return without_formulas(config_table(Path(model.config)))
+    config = config_table(Path(model.config))
+    kept = traced.matching(config)
+    if kept is None:
+        return without_formulas(config)
+    shortest, longest = kept_lengths(kept)
+    return (
+        f"model: the kept trace of {kept} is of full training with bf16 compute and {shortest:,} "
+        f"to {longest:,} tokens; adapters, other dtypes and other lengths are traced with torch: "
+        'pip install "shardwise[hf]"'
+    )
