@@ -57,6 +57,7 @@ def step_of(
         json.loads((folder / "runs" / "it" / f"{name}.json").read_text())
         for name in ("prediction", "measurement")
     )
+    assert "parts" not in measured
     return measured["time"]["step_s"], told
 
 

@@ -172,6 +172,7 @@ def measured_profile(
         time=time,
         throughput=throughput,
         bottleneck=None,
+        parts=None,
     )
 
 
