@@ -57,6 +57,14 @@ def test_a_degree_must_divide_the_experts() -> None:
         check(Called(), 3)
 
 
+def test_adapters_of_experts_are_refused() -> None:
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(r=2, target_parameters=["experts.gate_up_proj"])
+    adapted = peft.get_peft_model(build("mixtral", device="cpu"), settings)
+    with pytest.raises(SpecError, match="has adapters"):
+        check(adapted, 2)
+
+
 @pytest.mark.parametrize("model", [nn.Linear(2, 2), Own(), Called(rows=3)], ids=str)
 def test_models_without_divisible_experts_are_refused(model: nn.Module) -> None:
     with pytest.raises(SpecError, match=r"strategy\.expert"):

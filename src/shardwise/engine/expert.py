@@ -54,6 +54,11 @@ def check_experts(model: nn.Module, strategy: Strategy) -> None:
             f"strategy.expert: {kind} has no stacked experts as those of transformers; set it to 1"
         )
     for name, module in found.items():
+        if ".base_layer" in name:
+            raise SpecError(
+                f"strategy.expert: {name.partition('.base_layer')[0]} has adapters, which are not "
+                "divided; adapt other layers only, or set it to 1"
+            )
         if len(inspect.signature(module.forward).parameters) != _INPUTS:
             raise SpecError(
                 f"strategy.expert: {name} of {kind} is not called with tokens, chosen experts and "

@@ -28,11 +28,13 @@ class Diagnosis:
         return "\n".join([f"Diagnosis: {'passed' if self.passed else 'failed'}", *lines])
 
 
-def doctor(run: str | Path | RunSpec) -> Diagnosis:
+def doctor(run: str | Path | RunSpec, *, sharding: str | None = None) -> Diagnosis:
     """Check a run before training: a reduced model on a few CPU processes.
 
     Args:
         run: A run.toml or RunSpec.
+        sharding: `package.module:function`, your own code that shards a mixture of experts. Then
+            its gradients are compared with those of one process.
 
     Raises:
         SpecError: The run is invalid.
@@ -42,5 +44,5 @@ def doctor(run: str | Path | RunSpec) -> Diagnosis:
         >>> shardwise.doctor("run.toml").passed
     """
     with run_file(run) as file:
-        result = json_of_command("doctor", file, [])
+        result = json_of_command("doctor", file, ["--sharding", sharding] if sharding else [])
     return Diagnosis(tuple(Check(**check) for check in result["checks"]))

@@ -43,6 +43,7 @@ from shardwise.trainer.optimizer import make_optimizer
 from shardwise.trainer.start import layout_of, vocabulary
 from shardwise.trials.doctor.adapter_checks import adapter_checks, with_base
 from shardwise.trials.doctor.check import Check, traffic_difference
+from shardwise.trials.doctor.expert_checks import expert_checks
 from shardwise.units.module import TORCH_DTYPES
 
 # A module that cannot be reduced is checked as it is, up to this many parameters.
@@ -145,13 +146,27 @@ def check_running(run: RunSpec, mini: RunSpec) -> list[Check]:
             _same_as_one_process(mini),
             _equal_counts(run, mini),
         ]
-    # A check that fails on any rank has failed.
-    failures = torch.tensor([0 if check.passed else 1 for check in checks])
+    return _agreed(checks)
+
+
+def check_sharding(run: RunSpec, sharding: str) -> list[Check]:
+    """Check a mixture of experts that the function `sharding` shards; all ranks call this."""
+    join(torch.device("cpu"))
+    torch.set_num_threads(1)
+    model = reduced(run.model, run.strategy)
+    if model is None:
+        return [Check("sharding", None, "the module is too large to check on CPUs")]
+    return _agreed(expert_checks(model, sharding))
+
+
+def _agreed(checks: list[Check]) -> list[Check]:
+    """The checks, of which those that fail on any rank have failed."""
+    failures = torch.tensor([1 if check.passed is False else 0 for check in checks])
     if world()[1] > 1:
         dist.all_reduce(failures)
     return [
         check._replace(
-            passed=check.passed if not failed or check.passed is None else False,
+            passed=False if failed else check.passed,
             detail=check.detail
             if not failed or not check.passed
             else f"{check.detail}, but another rank failed",
