@@ -71,7 +71,7 @@ class LiveBytes(DispatchMode):  # type: ignore[no-untyped-call]
         existing = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
         self._track(existing, self._alive)
         for term, tensors in (known or {}).items():
-            self._name(tensors, term)
+            self.assign(tensors, term)
 
     def reset(self) -> None:
         """Clear the peak and the curve; start again with the tensors that are alive now."""
@@ -148,19 +148,19 @@ class LiveBytes(DispatchMode):  # type: ignore[no-untyped-call]
     def _identify(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Assign the buffers of a collective to their terms."""
         if func is ALL_GATHER:
-            self._name([args[0]], UNSHARDED_TERM)
+            self.assign([args[0]], UNSHARDED_TERM)
         elif func is REDUCE_SCATTER:
-            self._name([args[0]], "gradients")
-            self._name([args[1]], "reduce_buffers")
+            self.assign([args[0]], "gradients")
+            self.assign([args[1]], "reduce_buffers")
         elif func is _C10D.allreduce_.default:
-            self._name(args[0], "gradients")
+            self.assign(args[0], "gradients")
         elif func is _FSDP.split_with_sizes_copy.default:
-            self._name(kwargs["out"], UNSHARDED_TERM)
+            self.assign(kwargs["out"], UNSHARDED_TERM)
         elif func is _FSDP.chunk_cat.default:
-            self._name([kwargs["out"]], "reduce_buffers")
+            self.assign([kwargs["out"]], "reduce_buffers")
 
-    def _name(self, tensors: Iterable[Any], term: str) -> None:
-        """Assign the storages of tensors to a term."""
+    def assign(self, tensors: Iterable[Any], term: str) -> None:
+        """Assign the storages of tensors to a term, until they are freed."""
         for plain in _plain_tensors(tensors):
             if not plain.is_meta:
                 key = storage_id(plain.untyped_storage())

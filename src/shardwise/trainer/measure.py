@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from shardwise.engine.compress import compression_state
 from shardwise.engine.counter import CollectiveCounter
 from shardwise.engine.expert import is_divided_expert
 from shardwise.engine.ledger import LiveBytes
@@ -85,6 +86,9 @@ class StepMeter:
             gc.collect()
             self._ledger = self._entered.enter_context(LiveBytes(self._known(), draws=True))
         if step == self.memory_step and self._ledger is not None:
+            # PowerSGD makes a new error in each step.
+            kept = compression_state(self._training.model)
+            self._ledger.assign(kept.values(), "reduce_buffers")
             self._ledger.reset()
         with self.counter if step == self.traffic_step else ExitStack():
             yield
