@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from shardwise.predict.configurations import Configurations
+from shardwise.predict.estimate import traffic_of
 from shardwise.predict.memory import predict_memory
-from shardwise.predict.traffic import predict_traffic
 from shardwise.pytorch.adapted import adapt
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.strategy import Strategy
-from shardwise.step.profile import CollectiveProfile, by_operation
+from shardwise.step.profile import by_operation
 from shardwise.units.decoder import decoder_units
 from shardwise.units.division import Division
 from shardwise.units.module import module_units
@@ -54,15 +54,9 @@ def assert_agrees(
         division = Division.of(strategy)
         units = decoder_units(spec, seq_len, dtype, autocast=autocast, division=division)
     units = units.grouped(strategy.blocks_per_unit)
-    mesh = strategy.mesh
-    sizes = {**mesh._asdict(), "shard": mesh.states, "reshard": strategy.reshard_after_forward}
-    predicted_traffic = (
-        CollectiveProfile(one.op, one.group, sizes[one.group], int(one.calls[0]), int(one.bytes[0]))
-        for one in predict_traffic(units, columns)
-    )
     collectives = {
         f"{op}/{size}/{axis}": both
-        for (op, size, axis), both in by_operation(predicted_traffic).items()
+        for (op, size, axis), both in by_operation(traffic_of(units, here)).items()
     }
     memory = predict_memory(units, columns, optimizer)
     resting = memory.phases["optimizer step"]

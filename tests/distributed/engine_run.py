@@ -10,11 +10,12 @@ import torch
 import torch.distributed as dist
 
 from shardwise.engine.counter import CollectiveCounter
+from shardwise.engine.expert import stacked_experts
 from shardwise.engine.ledger import LiveBytes
 from shardwise.engine.loss import loss_of
 from shardwise.engine.offload import activation_bytes_on_host
 from shardwise.engine.parallelize import parallelize
-from shardwise.engine.sync import micro_batch
+from shardwise.engine.sync import micro_batch, strategy_of
 from shardwise.engine.wrapped import axes_of
 from shardwise.pytorch.adapted import adapt
 from shardwise.pytorch.private import plain_tensors
@@ -30,6 +31,19 @@ def freeze(module: torch.nn.Module, names: Iterable[str]) -> None:
     """Freeze the parameters whose name contains one of these."""
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(not any(part in name for part in names))
+
+
+def route_evenly(module: torch.nn.Module) -> None:
+    """Choose the experts of tokens in turn, so that all devices get equally many."""
+
+    def in_turn(experts: Any, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        tokens, chosen, weights = args
+        count = experts.num_experts * degree
+        return tokens, (torch.arange(chosen.numel()) % count).view(chosen.shape), weights
+
+    degree = strategy_of(module).expert
+    for _, experts in stacked_experts(module):
+        experts.register_forward_pre_hook(in_turn)
 
 
 def step(module: torch.nn.Module, optimizer: Any, ids: torch.Tensor, strategy: Strategy) -> None:
@@ -54,6 +68,8 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     if spec.adapter is not None:
         adapt(built, spec.adapter)
     module = parallelize(built, strategy)
+    if strategy.expert > 1:
+        route_evenly(module)
     trained = [p for p in module.parameters() if p.requires_grad]
     name = case.get("optimizer", "adamw")
     optimizer = (

@@ -74,7 +74,7 @@ def test_the_engine_does_what_is_predicted(case: Chosen, workers: Workers) -> No
 
 SETS = (
     "pairwise",
-    *(f"pairwise_{one}" for one in ("adapters", "context", "states", "tensor", "units")),
+    *(f"pairwise_{one}" for one in ("adapters", "context", "experts", "states", "tensor", "units")),
 )
 
 

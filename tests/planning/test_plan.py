@@ -494,9 +494,9 @@ def test_json_carries_reasons_as_data() -> None:
 
 @pytest.mark.parametrize(
     ("model", "expected"),
-    [("mixtral-8x7b", ("expert", "pipeline")), ("llama-3-70b", ("pipeline",))],
+    [("mixtral-8x7b", ("pipeline",)), ("llama-3-70b", ("pipeline",))],
 )
-def test_expert_parallelism_comes_first_where_there_are_experts(
+def test_parallelism_that_is_not_run_is_named_where_nothing_fits(
     model: str, expected: tuple[str, ...]
 ) -> None:
     found = plan(model, "8xA100-40GB")

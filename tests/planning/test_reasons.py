@@ -129,7 +129,7 @@ def check_divided(plan: Plan, winner: Candidate, reason: Divided | LinkCrossover
         mesh, own = reason.layout.mesh, winner.layout.mesh
         assert (mesh.tensor, mesh.context) != (own.tensor, own.context)
         return
-    for share in (reason.tensor_share, reason.context_share):
+    for share in (reason.shares.get("tensor"), reason.shares.get("context")):
         assert share is None or 0 < share < 1
     undivided = [c for c in plan.layouts if not c.layout.is_divided]
     if reason.sequences is not None:
@@ -307,7 +307,7 @@ def check_untried(plan: Plan, winner: Candidate | None) -> None:
     """Other parallelism is named exactly where it may be better."""
     named = [kind for tip in plan.tips if isinstance(tip, OtherParallelism)
              for kind in tip.parallelism]  # fmt: skip
-    model, job = plan.problem.model, plan.problem.job
+    job = plan.problem.job
     matters = winner is None
     if winner is not None:
         tokens = winner.tokens_per_s * winner.step_s
@@ -315,7 +315,7 @@ def check_untried(plan: Plan, winner: Candidate | None) -> None:
         matters = unasked or winner.exposed_s / winner.step_s > plan.comparison_error
     several = plan.problem.cluster.devices > 1
     assert ("pipeline" in named) == (several and matters)
-    assert ("expert" in named) == (several and getattr(model, "experts", None) is not None)
+    assert "expert" not in named
 
 
 NO_FIT = (

@@ -187,8 +187,7 @@ def emitted(seconds: Seconds, r: Rules) -> Program:
 def simulate(seconds: Seconds, r: Rules) -> Times:
     """Times of rows, each by its own rules."""
     c = configurations(seconds, r)
-    names = list(Times.__dataclass_fields__)
-    found = np.empty((len(names), len(c)))
+    found = Times.empty((len(c),))
     for rows in rows_by_shape(c):
         for separate in (False, True):
             chosen = rows[np.asarray(r["separate"])[rows] == separate]
@@ -196,8 +195,8 @@ def simulate(seconds: Seconds, r: Rules) -> Times:
                 some = {name: column[chosen] for name, column in seconds.items()}
                 obeyed = {name: np.asarray(column)[chosen] for name, column in r.items()}
                 times = schedule(emitted(some, obeyed), (len(chosen),), Given(some, obeyed))
-                found[:, chosen] = [getattr(times, name) for name in names]
-    return Times(**dict(zip(names, found, strict=True)))
+                found.put(chosen, times)
+    return found
 
 
 def unrolled(program: Program) -> list[Event]:

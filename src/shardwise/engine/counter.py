@@ -52,14 +52,16 @@ class CollectiveCounter(DispatchMode):  # type: ignore[no-untyped-call]
         """Add a call and its `size` bytes, unless the group has one rank."""
         if group.size() == 1:
             return  # one rank sends nothing
-        key = (name, group.size(), self._axis(group))
+        key = (name, group.size(), self._axis(name, group))
         before = self.counts.get(key, CollectiveCount(0, 0))
         self.counts[key] = CollectiveCount(before.calls + 1, before.bytes + size)
 
-    def _axis(self, group: dist.ProcessGroup) -> str:
+    def _axis(self, operation: str, group: dist.ProcessGroup) -> str:
         """The axis of a group; for groups without a name in `axes`, WORLD or "shard"."""
         other = WORLD if group == dist.group.WORLD else "shard"
-        return self._axes.get(group.group_name, other)
+        axis = self._axes.get(group.group_name, other)
+        # One group may shard all states and divide the experts: it exchanges tokens only for these.
+        return "expert" if operation == "all_to_all" and axis == "shard" else axis
 
 
 def _group(args: tuple[Any, ...]) -> dist.ProcessGroup:

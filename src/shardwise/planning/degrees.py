@@ -1,11 +1,12 @@
-"""Degrees of tensor and context parallelism that a plan may choose, and a bound on their speed.
+"""Degrees of tensor, context and expert parallelism that a plan may choose; a bound on their speed.
 
-Both form groups of devices that work on the same sequences. The rest of a plan treats each group as
-one device of a smaller cluster.
+Tensor and context parallelism form groups of devices that work on the same sequences: the rest of a
+plan treats each group as one device of a smaller cluster. Expert parallelism takes no devices.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import numpy as np
@@ -29,13 +30,17 @@ LEAST_TOKENS = 512
 LONG_SEQUENCE = 2**14
 
 
-def degrees(problem: Problem, space: Space) -> list[Degrees]:
-    """Every pair of tensor and context degrees possible for cluster and model, the smallest first.
+def degrees(problem: Problem, space: Space, experts: int = 0) -> list[Degrees]:
+    """The degrees possible for cluster and model, the smallest first.
 
-    Degrees are powers of two, and a tensor group stays inside a node. Only UNDIVIDED for a
-    model with an adapter, or one that is not a ModelSpec.
+    Degrees are powers of two, and a tensor group stays inside a node. Only models with formulas and
+    without an adapter have tensor and context parallelism, and only a mixture of `experts` experts
+    a block has expert parallelism.
     """
     cluster, model = problem.cluster, problem.model
+    if experts:
+        both = _powers(math.gcd(experts, cluster.devices))
+        return [Degrees(expert=each) for each in both if each == 1 or space.divides(1, 1, each)]
     if not isinstance(model, ModelSpec) or model.adapter is not None:
         return [UNDIVIDED]
     found = []
@@ -104,7 +109,9 @@ def least_seconds(problem: Problem, units: ModelUnits, strategy: Strategy) -> fl
     for unit, times in kinds.items():
         total += times * float((prices.forward(unit) + prices.backward(unit, none))[0])
         for block in unit.blocks:
-            for one in (*block.stage.exchanges.forward, *block.stage.exchanges.backward):
+            stages = block.stage.parts or (block.stage,)
+            passes = [(s.exchanges.forward, s.exchanges.backward) for s in stages]
+            for one in (one for both in passes for run in both for one in run):
                 size = times * one.bytes * sizes.tokens
                 seconds = prices.exchange(one.axis, one.op, none + times * one.calls, size)
                 total += float(seconds[0])

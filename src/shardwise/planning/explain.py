@@ -33,6 +33,7 @@ from shardwise.planning.reasons.layout import (
     Setting,
     SingleDevice,
     StatesFit,
+    UndividedExperts,
 )
 from shardwise.planning.reasons.limits import LimitedBy, Slack
 from shardwise.planning.reasons.reason import Reason
@@ -50,7 +51,7 @@ from shardwise.planning.reasons.settings import (
 )
 from shardwise.planning.rows import Candidate, complexity
 from shardwise.planning.search import Search
-from shardwise.predict.configurations import Configurations, Floats
+from shardwise.predict.configurations import Configurations
 from shardwise.predict.program.sizes import Sizes
 from shardwise.predict.rates import comparison_error
 from shardwise.spec.mesh import INNER_AXES
@@ -144,19 +145,29 @@ def _layout_reasons(
     divided = [c for c in found.layouts() if c.layout.is_divided]
     if divided and not layout.is_divided:
         yield _comparison_with(search, found, "divided", divided[0], winner)
+    if winner.strategy.expert == 1 and not any(c.strategy.expert > 1 for c in divided):
+        yield from _undivided_experts(search, winner)
     yield from padding(search, winner.strategy)
 
 
+def _undivided_experts(search: Search, winner: Candidate) -> Iterator[Reason]:
+    """Why no expert degree was tried: the bound of the best is not above the winner."""
+    bounds = {one.expert: bound for one, bound in search.bounds.items() if one.expert > 1}
+    if bounds:
+        best = max(bounds, key=lambda degree: bounds[degree])
+        yield UndividedExperts(expert=best, throughput=bounds[best] / winner.tokens_per_s - 1)
+
+
 def _same_degrees(one: Candidate, other: Candidate) -> bool:
-    """Whether both have the same tensor and context degrees."""
+    """Whether both have the same tensor, context and expert degrees."""
     first, second = one.strategy, other.strategy
-    return (first.tensor, first.context) == (second.tensor, second.context)
+    return all(getattr(first, axis) == getattr(second, axis) for axis in INNER_AXES)
 
 
 def _division_reasons(
     search: Search, found: SearchResult, winner: Candidate, by_speed: bool
 ) -> Iterator[Reason]:
-    """Why the winner uses tensor or context parallelism, and the best other degrees."""
+    """Why the winner uses tensor, context or expert parallelism, and the best other degrees."""
     strategy, problem = winner.strategy, search.problem
     undivided = next((c for c in found.layouts() if not c.layout.is_divided), None)
     nearest = [n.needed_bytes for one, n in found.nearest.items() if not one.is_divided]
@@ -174,21 +185,17 @@ def _division_reasons(
         and found.is_tight(undivided)
         and not found.is_tight(winner),
         needed_undivided_bytes=min(nearest) if nearest and not undivided else None,
-        tensor_share=_share_of_step(times_found.tensor_s, winner) if strategy.tensor > 1 else None,
-        context_share=_share_of_step(times_found.context_s, winner)
-        if strategy.context > 1
-        else None,
+        shares={
+            axis: float(times_found.inside_s[axis][0]) / winner.step_s
+            for axis in INNER_AXES
+            if getattr(strategy, axis) > 1
+        },
         across_nodes=tuple(axis for axis in INNER_AXES if spans[axis] > cluster.devices_per_node),
     )
     others = [c for c in found.layouts() if c.layout.is_divided and not _same_degrees(c, winner)]
     roomy = [c for c in others if found.is_tight(winner) or not found.is_tight(c)]
     if others:
         yield _comparison_with(search, found, "divided otherwise", (roomy or others)[0], winner)
-
-
-def _share_of_step(seconds: Floats, winner: Candidate) -> float:
-    """Seconds as a share of the winner's step."""
-    return float(seconds[0]) / winner.step_s
 
 
 def _compare_layout(

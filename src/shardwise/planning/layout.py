@@ -9,17 +9,19 @@ from shardwise.spec.strategy import Kind, Strategy
 
 
 class Degrees(NamedTuple):
-    """Degrees of tensor parallelism and of context parallelism."""
+    """Degrees of tensor, context and expert parallelism."""
 
     tensor: int = 1
     context: int = 1
     # Whether context parallelism uses ring attention, such as with too few heads to divide.
     ring: bool = False
+    # Devices that divide the experts; they see different sequences.
+    expert: int = 1
 
     @classmethod
     def of(cls, strategy: Strategy) -> Degrees:
         ring = strategy.context > 1 and strategy.context_method == "ring"
-        return cls(strategy.tensor, strategy.context, ring)
+        return cls(strategy.tensor, strategy.context, ring, strategy.expert)
 
     @property
     def inner(self) -> int:
@@ -28,7 +30,9 @@ class Degrees(NamedTuple):
 
     def divides(self, layout: Layout) -> bool:
         """Whether a layout has these degrees."""
-        return (layout.mesh.tensor, layout.mesh.context) == (self.tensor, self.context)
+        mesh = layout.mesh
+        found = (mesh.tensor, mesh.context, layout.expert)
+        return found == (self.tensor, self.context, self.expert)
 
     @property
     def fields(self) -> dict[str, object]:
@@ -37,6 +41,7 @@ class Degrees(NamedTuple):
         return {
             "tensor": self.tensor,
             "context": self.context,
+            "expert": self.expert,
             "tensor_across_nodes": False,
             **ring,
         }
@@ -50,19 +55,21 @@ class Layout(NamedTuple):
 
     kind: Kind
     mesh: Mesh
+    # Degree of expert parallelism, which takes no devices of its own.
+    expert: int = 1
 
     @classmethod
     def of(cls, strategy: Strategy) -> Layout:
         """The layout of a resolved strategy."""
-        return cls(strategy.kind, strategy.mesh)
+        return cls(strategy.kind, strategy.mesh, strategy.expert)
 
     def to_dict(self) -> dict[str, object]:
-        return {"kind": self.kind, **self.mesh._asdict()}
+        return {"kind": self.kind, **self.mesh._asdict(), "expert": self.expert}
 
     @property
     def is_divided(self) -> bool:
-        """Whether devices work on the same sequences: tensor or context parallelism."""
-        return self.mesh.inner > 1
+        """Whether devices divide what a layer computes: tensor, context or expert parallelism."""
+        return self.mesh.inner > 1 or self.expert > 1
 
     def as_kind(self, kind: Kind) -> Layout:
         """The layout with the same device mesh and another kind of sharding."""

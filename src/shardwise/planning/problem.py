@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 from shardwise.predict.configurations import Configurations, Floats
@@ -44,6 +45,15 @@ class Units:
     def blocks(self) -> int:
         """The model's number of blocks."""
         return len(self.of(self._problem.base.but(blocks_per_unit=1)).blocks)
+
+    @property
+    def experts(self) -> int:
+        """The number of experts of a block; 0 if the model is no mixture of experts.
+
+        Blocks with different numbers share what divides both.
+        """
+        units = self.of(self._problem.base.but(blocks_per_unit=1, expert=1))
+        return math.gcd(*(block.stage.experts for block in units.blocks))
 
     @property
     def can_chunk(self) -> bool:

@@ -36,6 +36,7 @@ def complexity(strategy: Strategy, recompute: Recompute, accumulates: bool) -> i
             strategy.loss != "plain",
             2 * (strategy.tensor > 1),
             2 * (strategy.context > 1),
+            2 * (strategy.expert > 1),
             2 * (strategy.reduce_dtype != "fp32"),
             2 * bool(strategy.offload),
         )

@@ -82,6 +82,8 @@ class Search:
         self._kept: list[_TimedRows] = []
         self.nearest: dict[Layout, ClosestToFitting] = {}
         self.considered = self.fitting = 0
+        # Upper bounds of tokens/s by the degrees that were considered.
+        self.bounds: dict[Degrees, float] = {}
         # The degrees that were searched in full.
         self.degrees: dict[Degrees, _DegreeSpace] = {}
 
@@ -102,7 +104,7 @@ class Search:
         """The tensor and context degrees to search in full; no such parallelism comes first."""
         possible: list[_DegreeSpace] = []
         refused: SpecError | None = None
-        for pair in degrees(self.problem, self.space):
+        for pair in degrees(self.problem, self.space, self.units.experts):
             try:
                 placed = self._space_of_degrees(pair)
                 if placed.placements or pair == UNDIVIDED:
@@ -131,6 +133,7 @@ class Search:
         fastest = self._fastest_tokens_per_s() or 0.0
         tried: dict[_DegreeSpace, float] = {}
         bounds = {one.degrees: self._most_tokens_per_s(one) for one in possible}
+        self.bounds |= bounds
         for divided in sorted(possible, key=lambda one: -bounds[one.degrees]):
             reached = max(tried.values(), default=0.0)
             if bounds[divided.degrees] <= max(reached, fastest * (1 + comparison_error())):

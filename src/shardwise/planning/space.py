@@ -65,15 +65,17 @@ class Space(NamedTuple):
 
     # Kinds of parallelism that the stack has but the search does not try.
     leaves_out: tuple[Parallelism, ...] = ()
-    # Degrees of tensor and context parallelism; None tries all that divide model and cluster.
+    # Degrees of tensor, context and expert parallelism; None tries all that divide model and
+    # cluster.
     tensor: tuple[int, ...] | None = None
     context: tuple[int, ...] | None = None
+    expert: tuple[int, ...] | None = None
     # Whether to try only the degrees with the most devices per sequence.
     most_divided: bool = False
 
-    def divides(self, tensor: int, context: int) -> bool:
-        """Whether a pair of tensor and context degrees is among those to try."""
-        given = ((self.tensor, tensor), (self.context, context))
+    def divides(self, tensor: int, context: int, expert: int = 1) -> bool:
+        """Whether these degrees are among those to try."""
+        given = ((self.tensor, tensor), (self.context, context), (self.expert, expert))
         return all(wanted is None or degree in wanted for wanted, degree in given)
 
     def allows(self, strategy: Strategy) -> bool:
@@ -150,7 +152,9 @@ def placements(
             resolved = space.applied(strategy.resolve(devices, devices))
         except SpecError:
             continue
-        found.setdefault(resolved)
+        # A stack without expert parallelism runs the same without it.
+        if resolved.expert == degrees.expert:
+            found.setdefault(resolved)
     return list(found)
 
 

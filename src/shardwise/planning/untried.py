@@ -15,15 +15,12 @@ from shardwise.predict.rates import comparison_error
 def untried_parallelism(problem: Problem, winner: Candidate | None) -> Iterator[OtherParallelism]:
     """A reason that names parallelism not tried that may be better than the winner; at most one.
 
-    Expert parallelism is always named, since it does not move experts. Other kinds are named only
-    if no configuration fits, or if the winner waits for communication or has a large batch.
+    Only if no configuration fits, or if the winner waits for communication or has a large batch.
     """
     if problem.cluster.devices == 1:
         return
     kinds = other_parallelism(problem.model)
-    if winner is not None and not _could_be_faster(problem, winner):
-        kinds = tuple(kind for kind in kinds if kind == "expert")
-    if kinds:
+    if kinds and (winner is None or _could_be_faster(problem, winner)):
         yield OtherParallelism(parallelism=kinds)
 
 

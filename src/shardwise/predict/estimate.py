@@ -141,6 +141,11 @@ def _time_fields(
     low, high = error_interval(cluster, regime)
     exposed = float(times.exposed_communication_s[0])
     peak = cluster.device.peak_flops(strategy.param_dtype)
+    inside: dict[str, Any] = {
+        f"{axis}_s": float(seconds[0])
+        for axis, seconds in times.inside_s.items()
+        if getattr(strategy, axis) > 1
+    }
     return {
         "time": TimeProfile(
             step_s=step,
@@ -149,10 +154,7 @@ def _time_fields(
             exposed_communication_s=exposed,
             exposed_copy_s=float(times.copy_s[0]),
             optimizer_s=float(times.optimizer_s[0]),
-            tensor_s=float(times.tensor_s[0]) if strategy.tensor > 1 else None,
-            context_s=float(times.context_s[0]) if strategy.context > 1 else None,
-            expert_s=float(times.expert_s[0]) if strategy.expert > 1 else None,
-        ),
+        )._replace(**inside),
         "throughput": throughput_of(work, step, cluster.devices, peak),
         "bottleneck": _bottleneck(memory, times, without_latency),
     }

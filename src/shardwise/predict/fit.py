@@ -30,10 +30,10 @@ Parallelism = Literal["expert", "tensor", "pipeline"]
 def other_parallelism(model: Model) -> tuple[Parallelism, ...]:
     """Kinds of parallelism that would reduce memory but that shardwise does not run for this model.
 
-    The most useful first: experts hold most of the parameters of a mixture-of-experts model.
+    The most useful first.
     """
     if getattr(model, "experts", None) is not None:
-        return ("expert", "pipeline")
+        return ("pipeline",)
     divisible = getattr(model, "family", None) in DIVISIBLE and model.adapter is None
     return ("pipeline",) if divisible else ("tensor", "pipeline")
 

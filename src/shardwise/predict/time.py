@@ -32,7 +32,7 @@ from shardwise.predict.program.step import Steps, emit_steps
 from shardwise.predict.rates import Coefficients, Hardware
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DType
-from shardwise.spec.mesh import INNER_AXES
+from shardwise.spec.mesh import INNER_AXES, InnerAxis
 from shardwise.spec.optimizer import Optimizer
 from shardwise.units.unit import ModelUnits
 
@@ -50,14 +50,27 @@ class Times:
     exposed_communication_s: Floats
     optimizer_s: Floats
     communication_s: Floats
-    # Part of the exposed communication: collectives inside blocks.
-    tensor_s: Floats
-    context_s: Floats
-    expert_s: Floats
+    # Part of the exposed communication: collectives inside blocks, by axis.
+    inside_s: dict[InnerAxis, Floats]
 
     def take(self, which: Ints | int) -> Times:
         """The times with these indices along the first axis: configurations, or networks."""
-        return Times(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
+        plain = {f.name: getattr(self, f.name)[which] for f in fields(self)[:-1]}
+        inside = {axis: seconds[which] for axis, seconds in self.inside_s.items()}
+        return Times(**plain, inside_s=inside)
+
+    def put(self, rows: Ints, part: Times) -> None:
+        """Write the times of some configurations, given by their indices, into these arrays."""
+        for f in fields(self)[:-1]:
+            getattr(self, f.name)[..., rows] = getattr(part, f.name)
+        for axis, seconds in self.inside_s.items():
+            seconds[..., rows] = part.inside_s[axis]
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...]) -> Times:
+        """Arrays of this shape, to be written."""
+        plain = {f.name: np.empty(shape) for f in fields(cls)[:-1]}
+        return cls(**plain, inside_s={axis: np.empty(shape) for axis in INNER_AXES})
 
 
 def predict_time(
@@ -94,12 +107,11 @@ def times_of(
 
 def steps_on(steps: Steps, hardware: Hardware, k: Coefficients) -> Times:
     """Seconds of one step for each configuration of already emitted programs."""
-    found: Floats = np.empty((len(fields(Times)), *hardware.networks, len(steps.c)))
+    found = Times.empty((*hardware.networks, len(steps.c)))
     for part in steps.parts:
         shape = *hardware.networks, len(part.rows)
-        times = schedule(part.timed, shape, Prices(part.sizes, hardware, k))
-        found[..., part.rows] = [getattr(times, f.name) for f in fields(Times)]
-    return Times(**{f.name: column for f, column in zip(fields(Times), found, strict=True)})
+        found.put(part.rows, schedule(part.timed, shape, Prices(part.sizes, hardware, k)))
+    return found
 
 
 class Priced(Protocol):
@@ -129,9 +141,7 @@ def schedule(program: Program, shape: tuple[int, ...], prices: Priced) -> Times:
         ),
         optimizer_s=optimizer,
         communication_s=spent("communication"),
-        tensor_s=spent("tensor"),
-        context_s=spent("context"),
-        expert_s=spent("expert"),
+        inside_s={axis: spent(axis) for axis in INNER_AXES},
     )
 
 

@@ -33,7 +33,14 @@ def model_flops_per_token(units: ModelUnits) -> float:
     """
     forwards = 1 if units.reference is None else 2
     # Each device of a tensor group computes a part.
-    return units.division.tensor * (forwards * units.forward_flops() + units.backward_flops())
+    forward, backward = units.forward_flops(), units.backward_flops()
+    # Beyond the mean of devices: that of the device with the most tokens.
+    beyond = 1.0 - 1.0 / units.division.routing
+    for part in (part for block in units.single_blocks for part in block.stage.parts):
+        if part.of_experts:
+            forward -= beyond * part.forward_flops
+            backward -= beyond * part.backward_flops
+    return units.division.tensor * (forwards * forward + backward)
 
 
 def predict_work(units: ModelUnits, c: Configurations) -> Work:

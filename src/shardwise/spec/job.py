@@ -25,6 +25,8 @@ class Job(Record):
     method: Method | None = None
     # Whether a frozen reference model runs beside it. Default: for dpo yes, for grpo no.
     reference: StrictBool | None = None
+    # With expert parallelism: tokens of the device that gets the most, over the mean. 1 is even.
+    routing: Annotated[float, Field(ge=1, le=1024)] = 1.0
     # Memory of each device that is set aside for generating answers, such as "24GiB".
     generation_memory: Bytes | None = None
 

@@ -34,6 +34,7 @@ class JobSettings(TypedDict, total=False):
     optimizer: Optimizer | None
     method: Method | None
     reference: bool | None
+    routing: float | None
     generation_memory: int | str | None
 
 

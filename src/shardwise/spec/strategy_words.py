@@ -43,11 +43,14 @@ class HasLayout(Protocol):
     def kind(self) -> Kind: ...
     @property
     def mesh(self) -> Mesh: ...
+    @property
+    def expert(self) -> int: ...
 
 
 def layout_words(layout: HasLayout) -> str:
-    """The layout as words for a sentence: "DDP", "ZeRO-3", "ZeRO-3 in groups of 8"."""
-    return KIND_NAMES[layout.kind] + mesh_words(layout.mesh)
+    """The layout as words for a sentence: "DDP", "ZeRO-3 in groups of 8", "ZeRO-3 × expert 8"."""
+    experts = f" × expert {layout.expert}" if layout.expert > 1 else ""
+    return KIND_NAMES[layout.kind] + mesh_words(layout.mesh) + experts
 
 
 def mesh_words(mesh: Mesh) -> str:
@@ -304,9 +307,8 @@ def _loss(strategy: Strategy) -> str:
 
 
 def _inner_axes_words(strategy: Strategy) -> str:
-    """Words for expert parallelism and unusual forms of tensor and context parallelism."""
+    """Words for unusual forms of tensor and context parallelism; empty if usual."""
     return _join_words(
-        f"expert {strategy.expert}" if strategy.expert > 1 else "",
         "no sequence parallelism" if strategy.tensor > 1 and not strategy.sequence_parallel else "",
         "tensor groups across nodes" if strategy.tensor_across_nodes else "",
         "ring attention" if strategy.context > 1 and strategy.context_method == "ring" else "",

@@ -20,9 +20,9 @@ Value = TypeVar("Value")
 
 # Parallelism that a stack offers and that no search of Shardwise tries.
 LEAVES_OUT: dict[str, tuple[Parallelism, ...]] = {
-    "megatron-bridge": ("pipeline", "expert"),
-    "torchtitan": ("pipeline", "expert"),
-    "deepspeed": ("pipeline", "expert"),
+    "megatron-bridge": ("pipeline",),
+    "torchtitan": ("pipeline",),
+    "deepspeed": ("pipeline",),
 }
 
 

@@ -17,20 +17,28 @@ from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from shardwise.units.decoder import decoder_units
 from shardwise.units.division import Division
+from shardwise.units.expert import divide_experts
 from shardwise.units.kept_trace import kept_lengths, kept_units
 from shardwise.units.low_bits import in_low_bits
 from shardwise.units.unit import ModelUnits, Unit
 
 
-def load_units(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
-    """The units of a model at a sequence length, with a strategy's dtypes and parallelism."""
+def load_units(model: Model, seq_len: int, strategy: Strategy, routing: float = 1.0) -> ModelUnits:
+    """The units of a model at a sequence length, with a strategy's dtypes and parallelism.
+
+    `routing` is the tokens of the device of an expert group that gets the most, over the mean.
+    """
     adapter = model.adapter
     if adapter is not None and adapter.base == "fp8" and strategy.linear_dtype != "fp8":
         raise SpecError(
             "adapter.base: weights in fp8 are multiplied as they are stored; set "
             'strategy.linear_dtype = "fp8" (--precision fp8), or base = "bf16"'
         )
-    units = _with_attention(_loaded(model, seq_len, strategy), strategy)
+    division = Division.of(strategy, routing)
+    units = _loaded(model, seq_len, strategy, division)
+    if units.division != division:
+        units = divide_experts(units, division)
+    units = _with_attention(units, strategy)
     if strategy.linear_dtype is None:
         return units
     return in_low_bits(units, strategy.linear_dtype, gathered=strategy.low_bit_gather)
@@ -38,7 +46,7 @@ def load_units(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
 
 def job_units(model: Model, job: Job, strategy: Strategy) -> ModelUnits:
     """The units of a model for a job: with its reference model and the memory it reserves."""
-    units = load_units(model, job.seq_len, strategy)
+    units = load_units(model, job.seq_len, strategy, job.routing)
     if job.method is None:
         return units
     # With adapters the reference is the model itself, without them.
@@ -56,15 +64,15 @@ def _with_attention(units: ModelUnits, strategy: Strategy) -> ModelUnits:
 
     def named(block: Unit) -> Unit:
         members = tuple(map(named, block.members))
-        stage = replace(block.stage, attention=strategy.attention)
+        stage = block.stage.changed(attention=strategy.attention)
         return replace(block, stage=stage, members=members)
 
     made = {block: named(block) for block in dict.fromkeys(units.blocks)}
     return replace(units, blocks=tuple(made[block] for block in units.blocks))
 
 
-def _loaded(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
-    """The units by formulas for a ModelSpec, else by tracing the module.
+def _loaded(model: Model, seq_len: int, strategy: Strategy, division: Division) -> ModelUnits:
+    """The units by formulas for a ModelSpec, else by tracing the module, experts undivided.
 
     Formulas do not know the names of all parameters, so a ModelSpec whose adapter trains named
     parameters in full is traced too.
@@ -72,7 +80,6 @@ def _loaded(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
     dtype, autocast = strategy.param_dtype, strategy.autocast
     by_formulas = model.adapter is None or not model.adapter.train
     if isinstance(model, ModelSpec) and by_formulas:
-        division = Division.of(strategy)
         eager = strategy.attention == "eager"
         return decoder_units(model, seq_len, dtype, strategy.compile, autocast, division, eager)
     if strategy.attention == "eager":

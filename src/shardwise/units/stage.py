@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from shardwise.spec.dtype import LinearDType
 from shardwise.spec.strategy import Attention
@@ -96,6 +96,11 @@ class Stage:
     of_experts: bool = False
     before_bytes: float = 0.0
     after_bytes: float = 0.0
+
+    def changed(self, **fields: Any) -> Stage:
+        """A copy with other values of some fields, of its parts too."""
+        parts = tuple(part.changed(**fields) for part in self.parts)
+        return replace(self, parts=parts, **fields)
 
     @property
     def forward_peak(self) -> Moment:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from shardwise.planning.choice import WANTED_HEADROOM
 from shardwise.planning.layout import Layout
 from shardwise.planning.reasons.reason import Reason, compared_words, relative_words, share_words
+from shardwise.spec.mesh import InnerAxis
 from shardwise.spec.quantity import write_byte_rate, write_rate
 from shardwise.spec.recompute import show_recompute
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.strategy_words import layout_words, unusual_settings
 from shardwise.step.memory_words import AT_RISK, room_words, shortfall_words, show_memory
 from shardwise.step.profile import Verdict
-from shardwise.step.words import VERDICTS, percent
+from shardwise.step.words import VERDICTS, capital, percent
 
 Setting = Literal[
     "recompute",
@@ -219,15 +220,16 @@ class NetworkCrossover(Reason):
         )
 
 
-_EXCHANGES = {
+_EXCHANGES: dict[InnerAxis, str] = {
     "tensor": "all-gathers and reduce-scatters of tensor groups",
     "context": "exchanges of context groups",
+    "expert": "sending tokens to their experts and back",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Divided(Reason):
-    """Why devices share sequences by tensor or context parallelism, and what it costs."""
+    """Why devices divide layers by tensor, context or expert parallelism, and what it costs."""
 
     kind = "divided"
 
@@ -242,34 +244,50 @@ class Divided(Reason):
     lacks_headroom: bool = False
     # The least bytes needed without such parallelism; None if a configuration without it fits.
     needed_undivided_bytes: float | None = None
-    # Shares of the step spent in collectives inside blocks.
-    tensor_share: float | None = None
-    context_share: float | None = None
+    # Shares of the step spent in collectives inside blocks, by axis.
+    shares: dict[InnerAxis, float] = field(default_factory=dict)
     # Axes whose groups have members on several nodes.
     across_nodes: tuple[str, ...] = ()
 
     def words(self, blocks: int | None = None) -> str:
-        degrees = " × ".join(self.strategy.mesh.inner_degrees).capitalize()
-        shares = {"tensor": self.tensor_share, "context": self.context_share}
+        degrees = " × ".join(f"{axis} {getattr(self.strategy, axis)}" for axis in self.shares)
         costs = [
             f"{share_words(share)} of the step in {_EXCHANGES[axis]}"
             + (" between nodes" if axis in self.across_nodes else " inside the node")
-            for axis, share in shares.items()
-            if share is not None
+            for axis, share in self.shares.items()
         ]
-        return f"{degrees}: {self._why()}; it costs {' and '.join(costs)}."
+        return f"{capital(degrees)}: {self._why()}; it costs {' and '.join(costs)}."
 
     def _why(self) -> str:
         if self.sequences is not None:
             return f"the global batch leaves {self.sequences:.2g} sequences per device"
         if self.undivided is None:
             least = room_words(self.needed_undivided_bytes or 0, self.usable_bytes)
-            return f"without tensor or context parallelism no configuration fits (at least {least})"
+            kinds = " or ".join(self.shares)
+            return f"without {kinds} parallelism no configuration fits (at least {least})"
         speed = compared_words(self.throughput)
         without = f"without it, {layout_words(self.undivided)} is {speed}"
         if self.lacks_headroom:
             without += f" and leaves less than {percent(WANTED_HEADROOM)} of usable memory free"
         return without
+
+
+@dataclass(frozen=True, kw_only=True)
+class UndividedExperts(Reason):
+    """Why the experts are not divided: what the best degree of it could reach at most."""
+
+    kind = "undivided experts"
+
+    expert: int
+    # An upper bound of its throughput, relative to the recommendation: all else hidden.
+    throughput: float
+
+    def words(self, blocks: int | None = None) -> str:
+        most = f"at most {percent(self.throughput)} faster" if self.throughput > 0 else "slower"
+        return (
+            f"Experts are not divided: expert {self.expert} would be {most} even if only computing "
+            "and sending tokens to their experts took time."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -196,7 +196,9 @@ class Prices:
         """Seconds of `calls` collectives inside blocks, `size` bytes together, along one axis."""
         c, h, k = self.s.c, self.h, self._inner_coefficients
         degree, stride = c.group(axis)
-        each = size / np.maximum(1, calls)
+        # The device that gets the most tokens takes longest.
+        more = self.s.units.division.routing if axis == "expert" else 1.0
+        each = size * more / np.maximum(1, calls)
         if op == "all-reduce":
             seconds = self._all_reduce(degree, stride, k).seconds(each)
         elif op == "all-to-all":
