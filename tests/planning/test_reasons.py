@@ -26,6 +26,7 @@ from shardwise.planning.reasons.layout import (
     Padding,
     SingleDevice,
     StatesFit,
+    UndividedExperts,
 )
 from shardwise.planning.reasons.limits import (
     Alternative,
@@ -103,6 +104,11 @@ def check_layout(plan: Plan, winner: Candidate, reason: Reason) -> bool:
             # Rounded to two digits: at most a factor of 1.05 off.
             assert network <= here * 1.05 if direction == "below" else network >= here / 1.05
             assert reason.layout != winner.layout
+        case UndividedExperts(expert=expert, throughput=throughput):
+            assert winner.strategy.expert == 1 < expert
+            # Beyond the error of comparison it would have been tried.
+            fastest = max(c.tokens_per_s for c in plan.layouts) / winner.tokens_per_s
+            assert throughput <= fastest * (1 + plan.comparison_error) - 1 + 1e-9
         case Divided() | LinkCrossover():
             check_divided(plan, winner, reason)
         case CompressionGain(strategy=strategy, gain=gain):
@@ -127,10 +133,12 @@ def check_divided(plan: Plan, winner: Candidate, reason: Divided | LinkCrossover
         # Rounded to two digits: at most a factor of 1.05 off.
         assert reason.link <= cluster.device.link_bandwidth * 1.05
         mesh, own = reason.layout.mesh, winner.layout.mesh
-        assert (mesh.tensor, mesh.context) != (own.tensor, own.context)
+        other = (mesh.tensor, mesh.context, reason.layout.expert)
+        assert other != (own.tensor, own.context, winner.layout.expert)
         return
-    for share in (reason.shares.get("tensor"), reason.shares.get("context")):
-        assert share is None or 0 < share < 1
+    for axis, share in reason.shares.items():
+        assert getattr(winner.strategy, axis) > 1
+        assert 0 < share < 1
     undivided = [c for c in plan.layouts if not c.layout.is_divided]
     if reason.sequences is not None:
         assert reason.sequences == pytest.approx(job.sequences / cluster.devices)
@@ -397,8 +405,9 @@ def check_warning(plan: Plan, winner: Candidate, reason: Reason) -> bool:
             assert not device.p2p
         case FewerDevices(devices=devices, of_devices=all_devices):
             assert devices == plan.problem.cluster.devices < all_devices
-        case UnfittedExperts(experts=experts):
+        case UnfittedExperts(experts=experts, routing=routing):
             assert experts == getattr(model, "experts", None)
+            assert routing == plan.problem.job.routing
         case _:
             return False
     return True

@@ -145,15 +145,14 @@ def _layout_reasons(
     divided = [c for c in found.layouts() if c.layout.is_divided]
     if divided and not layout.is_divided:
         yield _comparison_with(search, found, "divided", divided[0], winner)
-    if winner.strategy.expert == 1 and not any(c.strategy.expert > 1 for c in divided):
-        yield from _undivided_experts(search, winner)
+    yield from _undivided_experts(search, winner)
     yield from padding(search, winner.strategy)
 
 
 def _undivided_experts(search: Search, winner: Candidate) -> Iterator[Reason]:
-    """Why no expert degree was tried: the bound of the best is not above the winner."""
-    bounds = {one.expert: bound for one, bound in search.bounds.items() if one.expert > 1}
-    if bounds:
+    """Why no expert degree was priced: the bound of the best is not above the winner."""
+    bounds = {one.expert: most for one, most in search.bounds.items() if one.expert > 1}
+    if bounds and not any(layout.expert > 1 for layout in search.nearest):
         best = max(bounds, key=lambda degree: bounds[degree])
         yield UndividedExperts(expert=best, throughput=bounds[best] / winner.tokens_per_s - 1)
 

@@ -91,7 +91,7 @@ def warnings_of(
     if near != "runs":
         yield UnfittedDevice(device=device.name, evidence=near)
     if experts is not None:
-        yield UnfittedExperts(experts=experts)
+        yield UnfittedExperts(experts=experts, routing=problem.job.routing)
         adapter = model.adapter
         if adapter is not None and adapter.base in ("nf4", "int8") and isinstance(model, ModelSpec):
             yield UnquantizedExperts(stored=adapter.base, kept_in=adapter.float_dtype)

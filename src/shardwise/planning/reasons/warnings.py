@@ -140,17 +140,19 @@ class UnfittedDevice(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class UnfittedExperts(Reason):
-    """Few mixture-of-experts runs were fitted, and routing is assumed to be even."""
+    """Few mixture-of-experts runs were fitted; routing is assumed to be even, or as stated."""
 
     kind = "unfitted experts"
 
     experts: int
+    # Tokens of the device of an expert group that gets the most, over the mean, as stated.
+    routing: float = 1.0
 
     def words(self, blocks: int | None = None) -> str:
-        return (
-            f"Few mixtures of experts were fitted: times and memory assume that its {self.experts} "
-            "experts get equally many tokens."
-        )
+        assumed = f"assume that its {self.experts} experts get equally many tokens"
+        if self.routing > 1:
+            assumed = f"are those of a device that gets {self.routing:g} times the mean of tokens"
+        return f"Few mixtures of experts were fitted: times and memory {assumed}."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -233,6 +233,7 @@ class Time(Record):
     optimizer_s: Seconds | None = None
     tensor_s: Seconds | None = None
     context_s: Seconds | None = None
+    expert_s: Seconds | None = None
 
 
 class Work(Record):
