@@ -51,6 +51,13 @@ class Balance:
         return self._coefficient * tokens * loss
 
 
+def counted_bytes(model: nn.Module) -> int:
+    """Bytes of the counts of tokens that ranks sum in each micro-batch: an integer per expert."""
+    config: Any = model.config
+    experts: int = getattr(config, "num_local_experts", None) or config.num_experts
+    return torch.int64.itemsize * experts
+
+
 def balance_loss(logits: Sequence[torch.Tensor], each: int, *, over_all: bool) -> torch.Tensor:
     """The loss from the logits of every router, (tokens, experts).
 

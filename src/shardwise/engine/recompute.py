@@ -13,6 +13,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from shardwise.pytorch.private import leave_profiler_out_of_selective_checkpoints
 from shardwise.spec.recompute import blocks_of_share
 from shardwise.spec.strategy import Strategy
 
@@ -25,6 +26,7 @@ def apply_recompute(blocks: Sequence[nn.Module], strategy: Strategy) -> None:
     if strategy.recompute == "none":
         return
     if strategy.recompute == "selective":
+        leave_profiler_out_of_selective_checkpoints()
         for block in blocks:
             _recompute_forward(block, _selective)
         return

@@ -88,6 +88,23 @@ def has_flex_attention(part: torch.nn.Module) -> bool:
     return bool(getattr(part, "_supports_flex_attn", False))
 
 
+def leave_profiler_out_of_selective_checkpoints() -> None:
+    """Let selective checkpoints run any number of the profiler's marks when they recompute.
+
+    A module inside a checkpoint that is an FSDP unit marks other moments in the recomputation than
+    in the forward. Torch 2.13 takes them for operations of the model, and says that these differ.
+    """
+    from torch.utils.checkpoint import SAC_IGNORED_OPS
+
+    profiler = torch.ops.profiler
+    SAC_IGNORED_OPS.update(
+        (
+            profiler._record_function_enter_new.default,
+            profiler._record_function_exit._RecordFunction,
+        )
+    )
+
+
 def is_mutable(operation: Any) -> bool:
     """Whether an operation writes to one of its inputs; only its schema tells."""
     return bool(operation._schema.is_mutable)

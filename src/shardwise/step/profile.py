@@ -264,6 +264,10 @@ def throughput_of(
     )
 
 
+# Axes with process groups of their own, even where these span all processes.
+_OWN_GROUPS = ("context", "expert", "expert_shard")
+
+
 def by_operation(
     traffic: Iterable[CollectiveProfile],
 ) -> dict[tuple[str, int, str], tuple[int, int]]:
@@ -274,7 +278,7 @@ def by_operation(
     """
     traffic = [one for one in traffic if one.group_size > 1]
     axes = {one.group_size: _AXIS.get(one.group, one.group) for one in traffic
-            if one.group not in ("world", "context")}  # fmt: skip
+            if one.group not in ("world", *_OWN_GROUPS)}  # fmt: skip
     found: dict[tuple[str, int, str], tuple[int, int]] = {}
     for one in traffic:
         axis = axes.get(one.group_size, "world") if one.group == "world" else one.group

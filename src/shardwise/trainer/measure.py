@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from shardwise.engine.balance import counted_bytes
 from shardwise.engine.compress import compression_state
 from shardwise.engine.counter import CollectiveCounter
 from shardwise.engine.expert import is_divided_expert
@@ -195,7 +196,15 @@ def control_traffic(
         logs = is_logged(step, settings)
         small = AGREEMENT_BYTES * agrees + LOSS_BYTES * logs
         traffic.append(_all_reduce("world", strategy.devices, agrees + logs, small))
+        if settings.balance_loss == "global":
+            traffic.append(balance_traffic(strategy, model))
     return (*traffic, *norm_traffic(strategy, model))
+
+
+def balance_traffic(strategy: Strategy, model: nn.Module) -> CollectiveProfile:
+    """The all-reduces of routers' counts, one of an integer per expert in each micro-batch."""
+    calls = strategy.accumulate
+    return _all_reduce("world", strategy.devices, calls, counted_bytes(model) * calls)
 
 
 def norm_traffic(strategy: Strategy, model: nn.Module) -> tuple[CollectiveProfile, ...]:
