@@ -25,7 +25,7 @@ from shardwise.spec.strategy import Strategy
 from shardwise.units.unit import shard_dimension
 
 # Inputs of an experts module of transformers: tokens, the experts chosen for each, their weights.
-_INPUTS = 3
+INPUTS = 3
 
 
 def stacked_experts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -59,7 +59,7 @@ def check_experts(model: nn.Module, strategy: Strategy) -> None:
                 f"strategy.expert: {name.partition('.base_layer')[0]} has adapters, which are not "
                 "divided; adapt other layers only, or set it to 1"
             )
-        if len(inspect.signature(module.forward).parameters) != _INPUTS:
+        if len(inspect.signature(module.forward).parameters) != INPUTS:
             raise SpecError(
                 f"strategy.expert: {name} of {kind} is not called with tokens, chosen experts and "
                 "their weights; set it to 1"

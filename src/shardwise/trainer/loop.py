@@ -23,6 +23,7 @@ from torch import nn
 from shardwise.engine.annotate import DATA, annotated
 from shardwise.engine.loss import loss_of
 from shardwise.engine.mesh import world
+from shardwise.engine.routing_load import RoutingLoad
 from shardwise.engine.sync import micro_batch, strategy_of
 from shardwise.launch.heartbeat import report, resize_requested, section
 from shardwise.spec.train import TrainSettings
@@ -75,6 +76,8 @@ class Logged(NamedTuple):
     steps: int
     skipped: int
     step_s: list[float]
+    # How evenly tokens are spread over experts, by name; empty for a model without experts.
+    routing: Mapping[str, float] = {}
 
 
 class StepObserver(Protocol):
@@ -127,7 +130,7 @@ def train(
     """Train up to and including step `until` (None: settings.steps); return why training ended."""
     t, settings = training, training.settings
     first, last = t.step, settings.steps if until is None else until
-    window = LogWindow(t.device, t.rank_state)
+    window = LogWindow(t.device, t.rank_state, RoutingLoad.of(t.model))
     clock = StepClock(t.device)
     saver = Saver(t, window, checkpoints)
     update = Update(t, window, saver)
@@ -357,8 +360,13 @@ class LogWindow:
     is written.
     """
 
-    def __init__(self, device: torch.device, rank_state: Mapping[str, torch.Tensor]) -> None:
-        self._device = device
+    def __init__(
+        self,
+        device: torch.device,
+        rank_state: Mapping[str, torch.Tensor],
+        routing: RoutingLoad | None = None,
+    ) -> None:
+        self._device, self._routing = device, routing
         self._broken = torch.zeros((), device=device)
         self._clear()
         if "window" in rank_state:
@@ -436,6 +444,7 @@ class LogWindow:
             steps=self._steps,
             skipped=int(self._skipped),
             step_s=step_s,
+            routing=self._routing.take() if self._routing is not None else {},
         )
         self._clear()
         return line

@@ -17,6 +17,7 @@ from shardwise.engine.expert import is_divided_expert
 from shardwise.engine.ledger import LiveBytes
 from shardwise.engine.local_parts import is_tensor_parallel
 from shardwise.engine.mesh import EXPERT, EXPERT_SHARD
+from shardwise.engine.routing_load import RoutingLoad
 from shardwise.engine.wrapped import axes_of
 from shardwise.pytorch.device import allocator_memory, is_accelerator, reset_peak_memory
 from shardwise.pytorch.private import plain_tensors
@@ -196,6 +197,8 @@ def control_traffic(
         logs = is_logged(step, settings)
         small = AGREEMENT_BYTES * agrees + LOSS_BYTES * logs
         traffic.append(_all_reduce("world", strategy.devices, agrees + logs, small))
+        if logs and (size := RoutingLoad.of(model).nbytes):
+            traffic.append(_all_reduce("world", strategy.devices, 1, size))
         if settings.balance_loss == "global":
             traffic.append(balance_traffic(strategy, model))
     return (*traffic, *norm_traffic(strategy, model))

@@ -69,6 +69,18 @@ LOGGED = {
         "shardwise_tokens_per_second_per_device", "Tokens per second of one device"
     ),
     "mfu": Metric("shardwise_mfu_ratio", "Model FLOPs utilisation, 0 to 1"),
+    "expert_load": Metric(
+        "shardwise_expert_load_ratio",
+        "Tokens of the busiest expert over their mean, in the least even block",
+    ),
+    "rank_load": Metric(
+        "shardwise_expert_rank_load_ratio",
+        "The same of the ranks of expert groups, with expert parallelism",
+    ),
+    "routing_entropy": Metric(
+        "shardwise_routing_entropy_ratio",
+        "Entropy of tokens over experts in the least even block: 0 one expert, 1 all alike",
+    ),
     "profile_compute": Metric("shardwise_profile_compute_ratio", "Share of a step in compute"),
     "profile_exposed": Metric(
         "shardwise_profile_exposed_communication_ratio",

@@ -379,6 +379,7 @@ class _Recorder:
             "gradient_norm": line.gradient_norm,
             "learning_rate": line.learning_rate,
             "skipped": float(line.skipped),
+            **line.routing,
         }
         tokens = line.tokens / line.steps
         values |= step_values(predicted, settled, self._peak_flops, tokens)
