@@ -13,10 +13,12 @@ from benchmarks.expert_runs import (
     cluster_of,
     model_of,
     published,
+    read_experts,
     row_of,
     split_of,
     strategy_of,
 )
+from shardwise.predict.intervals import RUNS_WITH_EXPERTS
 from shardwise.units.decoder import decoder_units
 
 EVERY = [run for run in published(("fit", "heldout")) if run.model in MODELS]
@@ -48,6 +50,12 @@ def test_a_run_is_what_its_table_and_its_configuration_say() -> None:
     assert run.settings.upper_bound
     # 512 sequences of 4,096 in the 21.773 s that the same row prints.
     assert run.tokens_per_s * run.gpus == pytest.approx(512 * 4096 / 21.773, rel=1e-3)
+
+
+def test_screens_say_how_many_runs_were_predicted() -> None:
+    rows, _ = read_experts(("fit", "heldout"))
+    assert len(rows) == RUNS_WITH_EXPERTS
+    assert all(run.settings.upper_bound for run in EVERY if run.settings is not None)
 
 
 def test_racks_are_one_domain_of_nvlink() -> None:

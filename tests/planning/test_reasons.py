@@ -63,6 +63,7 @@ from shardwise.planning.reasons.warnings import (
 )
 from shardwise.planning.rows import Candidate, complexity
 from shardwise.planning.search import Search
+from shardwise.predict.intervals import RUNS_WITH_EXPERTS
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from tests.examples import examples
@@ -405,8 +406,9 @@ def check_warning(plan: Plan, winner: Candidate, reason: Reason) -> bool:
             assert not device.p2p
         case FewerDevices(devices=devices, of_devices=all_devices):
             assert devices == plan.problem.cluster.devices < all_devices
-        case UnfittedExperts(experts=experts, routing=routing):
+        case UnfittedExperts(experts=experts, runs=runs, routing=routing):
             assert experts == getattr(model, "experts", None)
+            assert runs == RUNS_WITH_EXPERTS
             assert routing == plan.problem.job.routing
         case _:
             return False

@@ -29,7 +29,7 @@ from shardwise.planning.reasons.warnings import (
 from shardwise.planning.rows import Candidate
 from shardwise.planning.space import Space
 from shardwise.predict.fit import other_parallelism
-from shardwise.predict.intervals import evidence
+from shardwise.predict.intervals import RUNS_WITH_EXPERTS, evidence
 from shardwise.predict.kernels import coefficients_for
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.model import ModelSpec
@@ -91,7 +91,8 @@ def warnings_of(
     if near != "runs":
         yield UnfittedDevice(device=device.name, evidence=near)
     if experts is not None:
-        yield UnfittedExperts(experts=experts, routing=problem.job.routing)
+        runs, routing = RUNS_WITH_EXPERTS, problem.job.routing
+        yield UnfittedExperts(experts=experts, runs=runs, routing=routing)
         adapter = model.adapter
         if adapter is not None and adapter.base in ("nf4", "int8") and isinstance(model, ModelSpec):
             yield UnquantizedExperts(stored=adapter.base, kept_in=adapter.float_dtype)

@@ -22,6 +22,9 @@ Evidence = Literal["runs", "kernels", "relative"]
 # Devices with at least five fitted runs.
 _WITH_RUNS = ("A100", "A800", "H100", "H200", "H800", "RTX-A6000")
 
+# Published runs with expert parallelism that were predicted: docs/accuracy-experts.md.
+RUNS_WITH_EXPERTS = 60
+
 
 def regime_of(units: ModelUnits) -> Regime:
     """The kind of run whose error interval applies to a model."""
