@@ -14,6 +14,7 @@ from shardwise.spec.strategy import Strategy
 from shardwise.step.profile import by_operation
 from shardwise.units.decoder import decoder_units
 from shardwise.units.division import Division
+from shardwise.units.expert import divide_experts
 from shardwise.units.module import module_units
 from tests.distributed.engine_run import freeze, run_case
 from tests.distributed.workers import Workers
@@ -47,6 +48,8 @@ def assert_agrees(
         module = build(spec, attention="sdpa")
         freeze(module, frozen)
         units = module_units(module, seq_len, dtype, autocast=autocast)
+        if strategy.expert > 1:
+            units = divide_experts(units, Division.of(strategy))
     elif spec.adapter is not None and spec.adapter.train:
         module = adapt(build(spec, attention="sdpa"), spec.adapter)
         units = module_units(module, seq_len, dtype, autocast=autocast)

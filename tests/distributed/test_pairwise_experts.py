@@ -25,11 +25,11 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "family": ("mixtral", "qwen3_moe"),
     "kind": ("zero3", "zero2", "zero1"),
     # Devices that share the states, replicas, and the devices that divide the experts.
-    "layout": ((2, 1, 2), (4, 1, 2), (4, 1, 4), (2, 2, 2)),
-    "adapter": (None, "bf16", "fp32"),
-    "recompute": ("none", "full", 0.5, "selective"),
+    "layout": ((4, 1, 2), (2, 1, 2), (4, 1, 4), (2, 2, 2)),
+    "experts": (8, 4),
+    "recompute": ("none", "full", 0.5, "selective", 0.25, 0.75),
     "accumulate": (1, 3),
-    "micro_batch": (1, 2),
+    "micro_batch": (1, 2, 3),
     "blocks_per_unit": (1, 2),
     "split_root": (False, True),
     "prefetch": (1, 0, 2),
@@ -43,23 +43,55 @@ SEQ_LEN = 128
 
 
 def possible(chosen: Chosen) -> bool:
-    # Frozen experts that one device holds whole are predicted to take up to 5 % more.
-    shard, _, expert = chosen.get("layout", (0, 1, 1))
-    return not (chosen.get("adapter") and shard == expert)
+    return True
 
 
 def model_of(case: Chosen) -> ModelSpec:
-    model = reduced(case["family"], experts=8, experts_per_token=2, **SIZES)
-    if case["adapter"] is None:
-        return model
-    return model.but(adapter=Adapter.read({"rank": 8, "base": case["adapter"]}))
+    return reduced(case["family"], experts=case["experts"], experts_per_token=2, **SIZES)
 
 
 @pairwise(FACTORS, possible, gate=12)
 def test_the_engine_does_what_is_predicted(case: Chosen, workers: Workers) -> None:
     shard, replicate, expert = case["layout"]
-    outside = ("family", "layout", "adapter")
+    outside = ("family", "layout", "experts")
     settings = {k: v for k, v in case.items() if k not in outside}
     strategy = Strategy.read({**settings, "shard": shard, "replicate": replicate, "expert": expert})
     devices = shard * replicate
     assert_agrees(workers, model_of(case), strategy.resolve(devices, devices), SEQ_LEN)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("settings", "frozen"),
+    [
+        ({"expert": 2}, ("experts",)),
+        ({"expert": 2}, ("self_attn",)),
+        ({"expert": 2, "recompute": "full", "accumulate": 2}, ("embed",)),
+        ({"expert": 4, "kind": "zero2"}, ("embed", "lm_head")),
+    ],
+)
+def test_traced_experts_are_divided(
+    settings: dict[str, Any], frozen: tuple[str, ...], workers: Workers
+) -> None:
+    """A trace does not know where in a block its experts run: its peaks are a little high."""
+    strategy = Strategy.read({"kind": "zero3", **settings}).resolve(4, 4)
+    model = reduced("mixtral", experts=8, experts_per_token=2, **SIZES)
+    assert_agrees(workers, model, strategy, SEQ_LEN, frozen, peak=0.07)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("base", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"expert": 2, "recompute": 0.5, "micro_batch": 3},
+        {"expert": 2, "kind": "zero1", "recompute": "selective", "accumulate": 3},
+        {"expert": 4, "recompute": "full", "accumulate": 3},
+    ],
+)
+def test_frozen_experts_are_divided(settings: dict[str, Any], base: str, workers: Workers) -> None:
+    """Beside trained adapters; their peaks are predicted up to 5 % high."""
+    strategy = Strategy.read({"kind": "zero3", **settings}).resolve(4, 4)
+    model = reduced("mixtral", experts=4, experts_per_token=2, **SIZES)
+    adapter = Adapter.read({"rank": 8, "base": base})
+    assert_agrees(workers, model.but(adapter=adapter), strategy, SEQ_LEN, peak=0.06)
