@@ -18,7 +18,9 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 from tests.distributed.trace_run import trace_step
 
-SPEC = reduced("llama", layers=2, hidden=64, heads=4, head_dim=16, ffn=96, vocab=104)
+SIZES = {"layers": 2, "hidden": 64, "heads": 4, "head_dim": 16, "ffn": 96, "vocab": 104}
+SPEC = reduced("llama", **SIZES)
+MIXTURE = reduced("qwen3_moe", **SIZES)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,8 @@ SPEC = reduced("llama", layers=2, hidden=64, heads=4, head_dim=16, ffn=96, vocab
             {"kind": "zero3", "context": 2, "tensor": 2},
             {"kind": "ddp", "tensor": 2, "sequence_parallel": False},
             {"kind": "zero3", "tensor": 2, "tensor_across_nodes": True},
+            {"kind": "zero3", "expert": 2},
+            {"kind": "zero3", "expert": 4},
         ],
     ),
     ids=str,
@@ -39,7 +43,7 @@ def test_a_trace_shows_what_was_counted(
     strategy: dict[str, Any], tmp_path: Path, workers: Workers
 ) -> None:
     case = {
-        "model": SPEC.model_dump(mode="json"),
+        "model": (MIXTURE if "expert" in strategy else SPEC).model_dump(mode="json"),
         "strategy": {"param_dtype": "fp32", **strategy},
         "folder": str(tmp_path),
     }
@@ -61,5 +65,12 @@ def test_a_trace_shows_what_was_counted(
 
 
 def test_descriptions_of_meshes() -> None:
-    described = ["17 mesh_tensor", "mesh_tp", "4 mesh_cp", "3 mesh_shard", "default_pg", ""]
-    assert [axis_of_group(one) for one in described] == ["tensor", "tensor", "context", "", "", ""]
+    described = ["17 mesh_tensor", "mesh_tp", "4 mesh_cp", "2 mesh_ep", "3 mesh_shard", ""]
+    assert [axis_of_group(one) for one in described] == [
+        "tensor",
+        "tensor",
+        "context",
+        "expert",
+        "",
+        "",
+    ]

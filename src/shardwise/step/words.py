@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from shardwise.spec.mesh import Mesh
+from shardwise.spec.mesh import INNER_AXES, Mesh
 from shardwise.spec.strategy_words import KIND_NAMES, mesh_words
 from shardwise.step.profile import StepProfile, Verdict
 
@@ -66,14 +66,14 @@ def collective_names(
 ) -> dict[tuple[str, int, str], str]:
     """Names of collectives (operation, group size, axis): `all-gather, groups of 8`.
 
-    The axis is named if it is tensor or context, or if two names would be equal: `all-gather,
+    The axis is named if it is one of INNER_AXES, or if two names would be equal: `all-gather,
     tensor 8`.
     """
     found = set(collectives)
     alike = Counter((op, size) for op, size, _ in found)
     names = {}
     for op, size, axis in found:
-        named = axis and (axis in ("tensor", "context") or alike[op, size] > 1)
+        named = axis and (axis in INNER_AXES or alike[op, size] > 1)
         group = f"{axis} {size}" if named else f"groups of {size}"
         names[op, size, axis] = f"{op.replace('_', '-')}, {group}"
     return names

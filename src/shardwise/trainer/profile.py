@@ -221,7 +221,14 @@ def mesh_metadata(strategy: Strategy) -> str:
     strides = {axis: strategy.stride(axis) for axis in AXES}
     # FSDP's groups include the context axis, whose ranks are adjacent: they have its stride.
     strides["shard"] = strides["context"]
-    return json.dumps({axis: [groups[axis], strides[axis]] for axis in AXES})
+    along = {axis: [groups[axis], strides[axis]] for axis in AXES}
+    # Experts are a view of these groups: neighbours divide them, the others shard each part.
+    degree, stride = strategy.expert, strategy.stride("expert")
+    along_experts = {
+        "expert": [degree, stride],
+        "expert_shard": [mesh.states // degree, stride * degree],
+    }
+    return json.dumps({**along, **along_experts})
 
 
 def _silence_profiler() -> None:

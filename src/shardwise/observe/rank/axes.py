@@ -1,7 +1,7 @@
 """The axis of the mesh that a collective belongs to, if a trace shows it.
 
-Collectives inside the computation of a block, along the tensor and context axes, are named by their
-axis: "tensor all-gather". Collectives of FSDP and DDP, along the other axes, have plain names.
+Collectives inside the computation of a block, along the tensor, context and expert axes, are named
+by their axis: "tensor all-gather". Collectives of FSDP and DDP have plain names.
 
 On a GPU, torch writes the description of the process group, which names the axis of a device mesh.
 On a CPU, tensor parallelism issues other operations than FSDP, and each process group of Gloo has
@@ -17,17 +17,18 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwise.observe.file.trace import Ints, Trace
+from shardwise.spec.mesh import INNER_AXES
 
-INNER_AXES = ("tensor", "context")
 # The key under which a trace holds the mesh: for each axis the size of its groups and the stride.
 MESH = "shardwise_mesh"
 # Names that other stacks give these axes of a mesh.
-_NAMES = {"tensor": "tensor", "tp": "tensor", "context": "context", "cp": "context"}
+_NAMES = {"tp": "tensor", "cp": "context", "ep": "expert"} | {
+    str(one): str(one) for one in INNER_AXES
+}
 _DESCRIPTION = re.compile(r"\bmesh_(\w+)$")
 _AXIS_OF_OPERATION = {
     "c10d::allgather_into_tensor_coalesced_": "tensor",
     "c10d::reduce_scatter_tensor_coalesced_": "tensor",
-    "c10d::alltoall_base_": "context",
     "c10d::_allgather_base_": "shard",
     "c10d::_reduce_scatter_base_": "shard",
 }
@@ -39,7 +40,7 @@ def operation_along_axis(operation: str, axis: str) -> str:
 
 
 def axis_of_group(text: str) -> str:
-    """The axis, "tensor" or "context", that a process group's description names (mesh_tp, mesh_cp).
+    """The axis of INNER_AXES that a process group's description names (mesh_tp, mesh_cp, mesh_ep).
 
     Empty for every other description.
     """
@@ -54,8 +55,10 @@ def axes_on_cpu(trace: Trace, executed: Ints, issued: Ints | None) -> list[str]:
     """
     if issued is None:
         return [""] * len(executed)
-    known = [_AXIS_OF_OPERATION.get(trace.texts[code], "") for code in trace.name[issued].tolist()]
-    tensor = mesh_of(trace).get("tensor", AxisGroups(1, 1)).size > 1
+    mesh = mesh_of(trace)
+    axis_of = {**_AXIS_OF_OPERATION, "c10d::alltoall_base_": _axis_of_all_to_alls(mesh)}
+    known = [axis_of.get(trace.texts[code], "") for code in trace.name[issued].tolist()]
+    tensor = size_along(mesh, "tensor") > 1
     if not tensor and not set(known) & set(INNER_AXES):
         return [""] * len(executed)
     threads = trace.thread[executed].tolist()
@@ -67,6 +70,13 @@ def axes_on_cpu(trace: Trace, executed: Ints, issued: Ints | None) -> list[str]:
             if row:
                 of_thread.setdefault(thread, "tensor")
     return [axis or of_thread.get(thread, "") for thread, axis in zip(threads, known, strict=True)]
+
+
+def _axis_of_all_to_alls(mesh: dict[str, AxisGroups]) -> str:
+    """The axis whose groups exchange with all-to-alls; empty if two axes do."""
+    if size_along(mesh, "expert") == 1:
+        return "context"
+    return "expert" if size_along(mesh, "context") == 1 else ""
 
 
 def _reductions(trace: Trace, issued: Ints) -> list[bool]:
@@ -100,6 +110,11 @@ def mesh_of(trace: Trace) -> dict[str, AxisGroups]:
     return {
         str(axis): AxisGroups(*along) for axis, along in told.items() if _is_size_and_stride(along)
     }
+
+
+def size_along(mesh: dict[str, AxisGroups], axis: str) -> int:
+    """Ranks of a group along an axis; 1 where the mesh has no such axis."""
+    return mesh[axis].size if axis in mesh else 1
 
 
 def _is_size_and_stride(told: object) -> bool:

@@ -17,6 +17,7 @@ from shardwise.observe.rank.axes import (
     axes_on_cpu,
     axis_of_group,
     groups_along_axes,
+    mesh_of,
     operation_along_axis,
 )
 from shardwise.observe.rank.classify import RUNTIME_CATEGORIES, on_device
@@ -226,13 +227,18 @@ def _cpu_keys(
     """
     world, rank = trace.world_size or 0, trace.rank or 0
     along = groups_along_axes(trace, axes, sizes)
+    experts = mesh_of(trace).get("expert_shard", AxisGroups(1, 1))
     keys = []
     calls = zip(operations, moved.tolist(), sizes.tolist(), axes, strict=True)
     for operation, size, group, axis in calls:
         # Shapes do not show the group of an all-reduce, and groups of hybrid sharding have no axis.
         groups = along.get(axis) or AxisGroups(group, 1)
+        if axis == "shard" and 1 < group == experts.size:
+            groups = experts
         block = f" of group {groups.group_of(rank)}" if 0 < groups.size < world else ""
-        keys.append(f"{operation} {size}{block}")
+        # Each rank of an all-to-all may send another number of bytes.
+        bytes_of_all = "" if operation.endswith("all-to-all") else f" {size}"
+        keys.append(f"{operation}{bytes_of_all}{block}")
     return keys
 
 

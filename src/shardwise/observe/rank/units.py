@@ -15,10 +15,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from shardwise.observe.file.trace import Bools, Ints, Trace
-from shardwise.observe.rank.axes import INNER_AXES
 from shardwise.observe.rank.calls import Calls, launch_rows
 from shardwise.observe.rank.classify import on_device
 from shardwise.observe.rank.flatten_nested import flatten_nested
+from shardwise.spec.mesh import INNER_AXES
 from shardwise.step.intervals import Intervals, overlap_length, union
 from shardwise.step.spans import Kind, Timeline
 
