@@ -78,9 +78,8 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         else make_optimizer(module, name, TrainSettings(learning_rate=1e-3))
     )
     ids = torch.randint(0, spec.vocab, (strategy.micro_batch, case["seq_len"]))
-    # Lazy initialisation and optimizer states; DDP makes its buckets anew, and PowerSGD begins.
-    first = strategy.powersgd_start + 1 if strategy.compress == "powersgd" else 2
-    for _ in range(first if strategy.kind == "ddp" else 1):
+    # Lazy initialisation and optimizer states; PowerSGD begins.
+    for _ in range(strategy.powersgd_start + 1 if strategy.compress == "powersgd" else 1):
         step(module, optimizer, ids, strategy)
     counter = CollectiveCounter(axes_of(module))
 

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.pytorch.dispatch import DispatchMode
-from shardwise.pytorch.private import COLLECTIVES, fix_buckets
+from shardwise.pytorch.private import COLLECTIVES
 from shardwise.spec.compression import MIN_COMPRESSION
 from shardwise.spec.strategy import Strategy
 
@@ -42,14 +42,15 @@ _PREFIX = "powersgd."
 def compress_gradients(
     model: DistributedDataParallel, strategy: Strategy, mesh: DeviceMesh
 ) -> None:
-    """Register the hook of `strategy.compress` on a DDP model, which has not run yet."""
+    """Register the hook of `strategy.compress` on a DDP model.
+
+    The model has its final buckets, to which the state of PowerSGD belongs, and has not run yet.
+    """
     group = mesh.get_group()
     if strategy.compress is None or group.size() == 1:
         return
     state: Any = group
     if strategy.compress == "powersgd":
-        # Its state belongs to buckets.
-        fix_buckets(model)
         state = PowerSGDState(
             group,
             matrix_approximation_rank=strategy.powersgd_rank,

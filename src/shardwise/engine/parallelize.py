@@ -42,7 +42,7 @@ from shardwise.engine.tensor import TensorParallel
 from shardwise.pytorch.blocks import RootParts, root_parts
 from shardwise.pytorch.device import local_device
 from shardwise.pytorch.parts import Parts
-from shardwise.pytorch.private import local_tensor
+from shardwise.pytorch.private import fix_buckets, local_tensor
 from shardwise.spec.fused_loss import check_fused_loss
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
@@ -160,6 +160,8 @@ def _replicate(parts: Parts, strategy: Strategy, mesh: DeviceMesh) -> nn.Module:
         # every rank, as they come from the same seed or the same files.
         init_sync=strategy.tensor == 1 and (adapter is None or not adapter.quantised),
     )
+    # A resumed process must reduce its first step as the process before it would have.
+    fix_buckets(replicated)
     compress_gradients(replicated, strategy, mesh)
     return replicated
 

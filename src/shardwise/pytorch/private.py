@@ -237,8 +237,9 @@ def fix_buckets(model: DistributedDataParallel) -> None:
     """Make DDP form its final buckets now, in the reverse order of parameters.
 
     By itself DDP forms them again after the first backward of a process, so that a resumed process
-    would begin with other buckets than the process before it had. Only the order in which gradients
-    arrive decides, so empty gradients are passed in that order; all ranks must call this.
+    would begin with other buckets than the process before it had: with 3 or more ranks, the order
+    in which a gradient is summed depends on its place in a bucket. Only the order in which
+    gradients arrive decides, so empty gradients are passed in that order; all ranks must call this.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     model.reducer.prepare_for_backward([])
