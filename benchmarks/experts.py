@@ -23,6 +23,7 @@ from benchmarks.expert_runs import Published, published, read_experts
 from benchmarks.intervals import factor
 from benchmarks.prices import Values
 from benchmarks.validation import Row
+from shardwise.step.words import signed_percent
 
 Numbers = npt.NDArray[np.floating[Any]]
 
@@ -215,10 +216,11 @@ def _by_source(result: Result) -> Iterable[str]:
         groups.setdefault(key, []).append(one)
     for (stack, model, gpu, precision, split, way, expert), found in sorted(groups.items()):
         errors = [one.error for one in found]
-        spread = f" ({min(errors):+.0%} to {max(errors):+.0%})" if len(errors) > 1 else ""
+        ends = " to ".join(map(signed_percent, (min(errors), max(errors))))
+        spread = f" ({ends})" if len(errors) > 1 else ""
         yield (
             f"| {stack}, {model}, {gpu} | {precision}, {expert} | {split} | {len(found)} | "
-            f"{np.median(errors):+.0%}{spread} | {way} |"
+            f"{signed_percent(float(np.median(errors)))}{spread} | {way} |"
         )
 
 

@@ -208,16 +208,11 @@ def plan_run(
         batch_tolerance,
         for_stack,
     )
-    compared = None if run is None else described.strategy
-    if current is not None:
-        from shardwise.planning.current import current_strategy
-
-        compared = current_strategy(Path(current), described)
     found = make_plan(
         problem,
         objective=objective,
         space=space,
-        current=compared,
+        current=_compared(described, run, current),
         budget=budget,
         in_full=in_full,
     )
@@ -227,6 +222,17 @@ def plan_run(
         strategy=found.winner.strategy, job=found.problem.job, cluster=found.problem.cluster
     )
     return found, chosen
+
+
+def _compared(
+    described: RunSpec, run: str | Path | RunSpec | None, current: str | Path | None
+) -> Strategy | None:
+    """The strategy that a plan is compared with: that of `current`, else of the run; or None."""
+    if current is None:
+        return None if run is None else described.strategy
+    from shardwise.planning.current import current_strategy
+
+    return current_strategy(Path(current), described)
 
 
 def has_parts(cluster: str | ClusterSpec | None, run: str | Path | RunSpec | None) -> bool:

@@ -9,6 +9,12 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StrictBool, field_validator, model_validator
 
 from shardwise.spec.compression import FIRST_START, Compress, problems_of_compression
+from shardwise.spec.contradictions import (
+    problems_of_experts,
+    problems_of_inner_axes,
+    problems_of_low_bits,
+    problems_of_states,
+)
 from shardwise.spec.degrees import degrees_on
 from shardwise.spec.dtype import DType, LinearDType
 from shardwise.spec.mesh import AXES, Axis, InnerAxis, Mesh
@@ -204,94 +210,13 @@ class Strategy(Record):
             problems.append("within_node sets shard from the cluster; leave shard out")
         if self.loss_kernel == "cut_cross_entropy" and self.param_dtype not in ("bf16", "fp16"):
             problems.append("loss_kernel 'cut_cross_entropy' needs param_dtype 'bf16' or 'fp16'")
-        problems += self._problems_of_inner_axes() + self._problems_of_low_bits()
-        problems += self._problems_of_experts()
-        problems += self._problems_of_states()
+        problems += problems_of_inner_axes(self) + problems_of_low_bits(self)
+        problems += problems_of_experts(self) + problems_of_states(self)
         problems += problems_of_compression(self)
         problems += problems_of_shares(self)
         if problems:
             raise ValueError("; ".join(problems))
         return self
-
-    def _problems_of_low_bits(self) -> list[str]:
-        """Inconsistent settings of low-bit matrix products, one text each."""
-        problems = []
-        if self.linear_dtype is not None and self.param_dtype != "bf16":
-            problems.append(f"linear_dtype '{self.linear_dtype}' needs param_dtype 'bf16'")
-        if self.low_bit_gather and (self.linear_dtype != "fp8" or not self.sharded):
-            problems.append("low_bit_gather needs linear_dtype 'fp8' and zero1, zero2 or zero3")
-        return problems
-
-    def _problems_of_states(self) -> list[str]:
-        """Inconsistent settings of states and offload, one text each."""
-        problems = []
-        if self.states is not None and self.tensor > 1:
-            problems.append("states 'bf16+stochastic' does not run with tensor parallelism")
-        inner = self.tensor > 1 or self.context > 1
-        if inner and (self.offloads("optimizer") or self.offloads("activations")):
-            problems.append(
-                "with tensor or context parallelism only parameters can be offloaded; set offload "
-                "to true or false"
-            )
-        if self.states is not None and self.offloads("optimizer"):
-            problems.append(
-                "an offloaded optimizer needs no stochastic rounding: the host has room for states "
-                "in fp32"
-            )
-        if not self.offloads("activations"):
-            return problems
-        if self.recompute == "selective":
-            problems.append("offload of activations needs recompute none, full or a share")
-        if self.autocast and self.recompute != "full":
-            problems.append(
-                "offload of activations under autocast, which saves copies of weights, needs "
-                "recompute full; or choose zero3, or states bf16"
-            )
-        if self.compile:
-            problems.append("offload of activations does not run with compile; leave one out")
-        return problems
-
-    def _problems_of_inner_axes(self) -> list[str]:
-        """Inconsistent settings of tensor and context parallelism, one text each."""
-        problems = []
-        if self.tensor > 1 and self.kind == "single":
-            problems.append("kind 'single' uses one device; for tensor parallelism choose zero3")
-        if self.context > 1 and not self.sharded:
-            problems.append("context parallelism needs sharding; choose zero1, zero2 or zero3")
-        if self.tensor > 1 and self.loss != "plain":
-            problems.append(
-                "with tensor parallelism the loss is divided by vocabulary; leave loss 'plain'"
-            )
-        if self.context > 1 and self.attention == "eager":
-            problems.append("context parallelism needs fused attention; leave attention out")
-        if self.tensor_across_nodes and self.tensor == 1:
-            problems.append("tensor_across_nodes means nothing without tensor parallelism")
-        return problems
-
-    def _problems_of_experts(self) -> list[str]:
-        """Inconsistent settings of expert parallelism, one text each."""
-        if self.expert == 1:
-            return []
-        problems = []
-        if not self.sharded:
-            problems.append("expert parallelism needs sharding; choose zero1, zero2 or zero3")
-        if self.shard is not None and self.mesh.states % self.expert:
-            problems.append(
-                f"expert {self.expert} must divide the {self.mesh.states} devices that share one "
-                "copy of the model states (shard x context)"
-            )
-        if self.tensor > 1:
-            problems.append(
-                "expert parallelism does not run with tensor parallelism; leave one out"
-            )
-        if type(self.reshard_after_forward) is int:
-            problems.append(
-                "with expert parallelism reshard_after_forward must be true or false, not a group "
-                "size"
-            )
-        if self.offload is not False:
-            problems.append("expert parallelism does not run with offload; leave one out")
-        return problems
 
     @property
     def full_recompute_share(self) -> float:

@@ -23,11 +23,10 @@ from shardwise.units.division import (
     Operation,
     expert_counts,
 )
-from shardwise.units.graph import Graph, Value
+from shardwise.units.graph import FP32, Graph, Value
 from shardwise.units.graph_stage import stage_of
+from shardwise.units.norm import norm
 from shardwise.units.unit import ModelUnits, Parameter, Unit
-
-FP32 = 4
 
 
 @lru_cache(maxsize=256)
@@ -186,18 +185,18 @@ def _block(
     graph.eager = eager
     x = graph.input
     if model.layout in ("parallel", "parallel_two_norms"):
-        normed = _norm(graph, model, x, "attention_norm")
+        normed = norm(graph, model, x, "attention_norm")
         mixed = _dropout(graph, model, _attention(graph, model, normed, span))
         if model.layout == "parallel_two_norms":
-            normed = _norm(graph, model, x, "mlp_norm")
+            normed = norm(graph, model, x, "mlp_norm")
         branch = _dropout(graph, model, _mlp(graph, model, normed))
         graph.residual(x, graph.residual(mixed, branch))
     else:
         before, after = model.layout != "post", model.layout in ("post", "sandwich")
         for name, layer in (("attention", _attention), ("mlp", _mlp)):
-            branch = _norm(graph, model, x, f"{name}_norm") if before else x
+            branch = norm(graph, model, x, f"{name}_norm") if before else x
             branch = layer(graph, model, branch, span)
-            branch = _norm(graph, model, branch, f"{name}_post_norm") if after else branch
+            branch = norm(graph, model, branch, f"{name}_post_norm") if after else branch
             x = graph.residual(x, _dropout(graph, model, branch))
     return Unit(name="block", parameters=tuple(graph.parameters), stage=stage_of(graph, compiled))
 
@@ -210,7 +209,7 @@ def _root(model: ModelSpec, itemsize: int, stream: int, division: Division) -> U
     graph = _graph(model, itemsize, stream, division)
     embeddings = _embeddings(model, graph)
     graph.parameters.clear()
-    normed = _enter_tensor_parallel(graph, model, _norm(graph, model, graph.input, "final_norm"))
+    normed = _enter_tensor_parallel(graph, model, norm(graph, model, graph.input, "final_norm"))
     logits = graph.linear(
         normed, "head", model.vocab, bias=model.head_bias, logits=True, tied=model.tied
     )
@@ -266,8 +265,8 @@ def _attention(graph: Graph, model: ModelSpec, x: Value, span: int) -> Value:
         k = graph.linear(x, "attention.k", kv_width, bias=bias, transposed=transposed)
         v = graph.linear(x, "attention.v", kv_width, bias=bias, transposed=transposed)
     if model.qk_norm != "none":
-        q = _norm(graph, model, q, "attention.q_norm", heads=model.heads)
-        k = _norm(graph, model, k, "attention.k_norm", heads=model.kv_heads)
+        q = norm(graph, model, q, "attention.q_norm", heads=model.heads)
+        k = norm(graph, model, k, "attention.k_norm", heads=model.kv_heads)
     if model.positions == "rope":
         # Rotated copies; with fused projections v stays a view of the joined tensor. The rotary
         # tables and the rotated tensors have the residual stream's dtype.
@@ -413,64 +412,6 @@ def _divided_experts(graph: Graph, model: ModelSpec, x: Value) -> Value:
     graph.divided = (start, len(graph.ops))
     weighted = graph.pointwise(back, weights, saves=(back, weights))
     return graph.pointwise(weighted, output=graph.value(model.hidden))
-
-
-def _norm(graph: Graph, model: ModelSpec, x: Value, name: str, heads: int | None = None) -> Value:
-    """Record the model's kind of norm; with `heads`, a norm of queries or keys."""
-    width = model.hidden if heads is None else round(x.width)
-    if heads is not None and model.qk_norm == "head":
-        width = model.head_dim
-    rows = x.width / width
-    # A device sees only some of the tokens or heads, so gradients of the weights must be summed.
-    divided = graph.division.tensor > 1 and (graph.division.sequence or heads is not None)
-    if model.norm == "layernorm":
-        return _layernorm(graph, model, x, name, divided)
-    elements = 0
-    if model.norm_parameters != "none":
-        elements = _norm_parameter(graph, f"{name}.weight", width, divided)
-    high = graph.cast(x, max(FP32, x.itemsize))
-    scale = graph.norm_statistics(rows)
-    mean = graph.pointwise(high, saves=(high,), output=graph.norm_statistics(rows))
-    graph.pointwise(mean, save_output=True, output=scale)
-    normed = graph.pointwise(high, scale, saves=(high, scale))
-    if model.norm == "rmsnorm":
-        normed = graph.cast(normed, x.itemsize)
-        # Weights have the residual stream's dtype; a product with a narrower input has it too.
-        return graph.pointwise(
-            normed,
-            saves=(normed,) if elements else (),
-            parameter_elements=elements,
-            itemsize=max(x.itemsize, graph.input.itemsize),
-        )
-    saved = (normed,) if elements else ()
-    weighted = graph.pointwise(normed, saves=saved, parameter_elements=elements)
-    return graph.cast(weighted, x.itemsize)
-
-
-def _norm_parameter(graph: Graph, name: str, width: int, divided: bool) -> int:
-    """Record a norm's parameter, and return the elements of its gradient.
-
-    With `divided`, a tensor group all-reduces the gradient.
-    """
-    if divided:
-        graph.reduced.append(Exchange("tensor", "all-reduce", 0.0, elements=width))
-    return graph.parameter(name, width)
-
-
-def _layernorm(graph: Graph, model: ModelSpec, x: Value, name: str, divided: bool) -> Value:
-    elements, width, rows = 0, model.hidden, x.width / model.hidden
-    if model.norm_parameters != "none":
-        elements += _norm_parameter(graph, f"{name}.weight", width, divided)
-    if model.norm_parameters == "weight+bias":
-        elements += _norm_parameter(graph, f"{name}.bias", width, divided)
-    # OLMo casts to fp32 first; other families do it inside the kernel.
-    bare = model.norm_parameters == "none"
-    source = graph.cast(x, max(FP32, x.itemsize)) if bare else x
-    mean, scale = graph.norm_statistics(rows), graph.norm_statistics(rows)
-    made = graph.pointwise(
-        source, saves=(source, mean, scale), parameter_elements=elements, fused=True
-    )
-    return graph.cast(made, x.itemsize)
 
 
 def _dropout(graph: Graph, model: ModelSpec, x: Value) -> Value:

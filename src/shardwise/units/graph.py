@@ -13,6 +13,9 @@ from shardwise.spec.adapter import Adapter
 from shardwise.units.division import UNDIVIDED, Division, Exchange
 from shardwise.units.unit import Parameter, frozen
 
+# Bytes of a value in fp32.
+FP32 = 4
+
 
 @dataclass(eq=False, repr=False)
 class Value:

@@ -155,10 +155,10 @@ def _run(
         ) from error
 
 
-def _remedy(state: dict[str, torch.Tensor], why: str) -> str:
+def _remedy(state: dict[str, torch.Tensor], message: str) -> str:
     """What to change where a module with these weights fails with this message of torch's."""
     narrow = any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in state.values())
-    if narrow and ("expected scalar type" in why or "same dtype" in why):
+    if narrow and ("expected scalar type" in message or "same dtype" in message):
         return "it mixes dtypes, as classes do that compute in fp32 alone: use --precision fp32"
     return "give it a method example_inputs(batch, seq_len)"
 
