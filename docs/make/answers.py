@@ -218,7 +218,7 @@ def _rejected() -> Schema:
 
 
 def _layout() -> Schema:
-    return _tuple(Mesh, kind=_field(Strategy, "kind"))
+    return _tuple(Mesh, kind=_field(Strategy, "kind"), expert=_field(Strategy, "expert"))
 
 
 def reason_kinds() -> list[type[Reason]]:

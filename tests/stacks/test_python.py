@@ -206,7 +206,14 @@ def test_only_what_a_run_needs_is_in_its_script() -> None:
     text = {name: export_run(make_run(s), "python").text for name, s in STRATEGIES.items()}
     for word, names in {
         "dist.": set(STRATEGIES) - {"single", "single recomputed"},
-        "DistributedDataParallel": {"ddp", "ddp every", "ddp buckets", "ddp chunked"},
+        "DistributedDataParallel": {
+            "ddp",
+            "ddp every",
+            "ddp buckets",
+            "ddp chunked",
+            "ddp rounded",
+        },
+        "register_comm_hook": {"ddp rounded"},
         "no_sync": {"ddp buckets"},
         "set_requires_gradient_sync": {"zero1", "hybrid zero2"},
         "set_requires_all_reduce": {"hybrid"},
@@ -218,7 +225,7 @@ def test_only_what_a_run_needs_is_in_its_script() -> None:
             *("single recomputed", "zero2", "zero3 prefetch", "zero3 offload")
         },
         ".compile()": {"ddp buckets", "zero3 master"},
-        "autocast": {"single", "ddp", "ddp buckets", "ddp chunked"},
+        "autocast": {"single", "ddp", "ddp buckets", "ddp chunked", "ddp rounded"},
         "ChunkedLoss": {"zero3 chunked", "ddp chunked"},
         "LOSS_CHUNKS": {"zero3 chunked", "ddp chunked"},
     }.items():

@@ -22,7 +22,7 @@ from shardwise.planning.reasons.limits import (
 )
 from shardwise.planning.reasons.reason import Reason, compared_words, share_words
 from shardwise.planning.reasons.settings import LargeBatch, StepBatch
-from shardwise.planning.reasons.warnings import Fragile
+from shardwise.planning.reasons.warnings import Fragile, UnquantizedExperts
 from shardwise.planning.rows import Candidate
 from shardwise.planning.threshold import Threshold
 from shardwise.planning.ways import Change
@@ -184,6 +184,9 @@ def print_question(out: Console, plan: Plan) -> None:
     if plan.size_choice:
         paragraph(out, size_words(plan.size_choice))
     for warning in plan.warnings:
+        if isinstance(warning, UnquantizedExperts):
+            # The line about the adapter says where experts are stored.
+            continue
         paragraph(out, warning.words(plan.units.blocks), "yellow")
     out.print()
 
