@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.experts import PAGE
+from benchmarks.experts import write
 from shardwise.planning.problem import Problem
 from shardwise.planning.rows import Candidate
 from shardwise.planning.search import Search
@@ -107,20 +107,13 @@ def _relative(same: Found, found: Found) -> str:
     return f"{same.best.tokens_per_s / found.best.tokens_per_s - 1:+.0%}".replace("%", " %")
 
 
-def write(text: str) -> None:
-    """Put the table between the marks of the page."""
-    page = PAGE.read_text(encoding="utf-8")
-    head, rest = page.split(BEGIN)
-    PAGE.write_text(f"{head}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}", encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--write", action="store_true", help="write docs/accuracy-experts.md")
     options = parser.parse_args()
     text = HEADER + "\n".join(rows())
     if options.write:
-        write(text)
+        write(text, BEGIN, END)
     sys.stdout.write(text + "\n")
 
 

@@ -231,11 +231,11 @@ def _dispatched(run: Published) -> str:
     return f"{settings.dispatcher}{overlapped}; {settings.routing}"
 
 
-def write(text: str) -> None:
-    """Put the results between the marks of the page."""
+def write(text: str, begin: str = BEGIN, end: str = END) -> None:
+    """Put a text between two marks of the page, by default those of the results."""
     page = PAGE.read_text(encoding="utf-8")
-    head, rest = page.split(BEGIN)
-    PAGE.write_text(f"{head}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    head, rest = page.split(begin)
+    PAGE.write_text(f"{head}{begin}\n{text}\n{end}{rest.split(end)[1]}", encoding="utf-8")
 
 
 def main() -> None:
