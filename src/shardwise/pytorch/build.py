@@ -31,6 +31,20 @@ def build_module(model: Model) -> nn.Module:
     return module if model.adapter is None else adapt(module, model.adapter).train()
 
 
+def with_exact_experts(module: nn.Module) -> nn.Module:
+    """Set a module to compute experts one by one, as fp64 needs, and return it.
+
+    The grouped products of transformers' experts take low precision only; its loop over experts is
+    the same function in any precision.
+    """
+    for part in module.modules():
+        choose: Any = getattr(part, "set_experts_implementation", None)
+        if choose is not None:
+            choose("eager")
+            break
+    return module
+
+
 def find_function(reference: str, what: str) -> Any:
     """Import the function `package.module:name`, also from the working directory.
 

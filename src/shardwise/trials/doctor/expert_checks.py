@@ -19,7 +19,7 @@ from shardwise.engine.expert import stacked_experts
 from shardwise.engine.loss import loss_of
 from shardwise.engine.mesh import world
 from shardwise.engine.sync import is_parallel, micro_batch
-from shardwise.pytorch.build import build_module, find_function
+from shardwise.pytorch.build import build_module, find_function, with_exact_experts
 from shardwise.pytorch.private import WRAPPER_PREFIXES
 from shardwise.spec.lookup import Model
 from shardwise.spec.record import SpecError
@@ -105,14 +105,7 @@ class _Parts(NamedTuple):
 def _built(model: Model) -> nn.Module:
     """The module in fp64, with the same weights on every process and whenever it is built."""
     torch.manual_seed(0)
-    module = build_module(model).double()
-    for part in module.modules():
-        # Grouped products have no fp64; the loop over experts is the same function.
-        choose: Any = getattr(part, "set_experts_implementation", None)
-        if choose is not None:
-            choose("eager")
-            break
-    return module
+    return with_exact_experts(build_module(model).double())
 
 
 def _gradients(module: nn.Module, ids: torch.Tensor) -> Gradients:

@@ -25,7 +25,7 @@ from shardwise.engine.sync import is_parallel, micro_batch, strategy_of
 from shardwise.engine.wrapped import axes_of
 from shardwise.predict.api import estimate_run
 from shardwise.pytorch.blocks import find_blocks, parameter_names
-from shardwise.pytorch.build import build_module
+from shardwise.pytorch.build import build_module, with_exact_experts
 from shardwise.spec.catalogue import this_machine
 from shardwise.spec.compression import FIRST_START
 from shardwise.spec.lookup import Model
@@ -335,14 +335,7 @@ def build_exact(model: Model) -> nn.Module:
     """Build the module of a model on the meta device, in a form that computes in fp64."""
     with torch.device("meta"):
         module = build_module(with_base(model, "fp64"))
-    for part in module.modules():
-        # The grouped products of transformers' experts take bf16 only; its loop over experts is the
-        # same function in any precision.
-        choose: Any = getattr(part, "set_experts_implementation", None)
-        if choose is not None:
-            choose("eager")
-            break
-    return module
+    return with_exact_experts(module)
 
 
 def _equal_counts(run: RunSpec, mini: RunSpec) -> Check:
