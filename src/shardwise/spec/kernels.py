@@ -395,6 +395,7 @@ def kernels_of(device: str) -> tuple[Kernel, ...]:
     return read_kernels(_texts()[name], _FILE.name)
 
 
+@cache
 def find_kernel(device: str, family: Family, kernel: str, dtype: str) -> Kernel | None:
     """The measured kernel with this name and dtype; None if it was not measured on this device."""
     named = f'kernel = "{kernel}"\ndtype = "{dtype}"\n'

@@ -27,6 +27,9 @@ class UnitGroup(NamedTuple):
     recomputed: Ints
     # By row: the number of units; None for exactly one in every row.
     times: Ints | None
+    # Groups with the same key have the same events: units with the same content, neighbours and
+    # recomputation need not be next to each other.
+    key: Hashable = None
 
 
 def groups(
@@ -43,9 +46,11 @@ def groups(
     gives a key of what else decides a unit's events. With `apart` each unit is its own group.
     """
     sizes = [len(unit.blocks) for unit in units.blocks]
+    # One object for all columns of the same values, so that a key can name it by its identity.
+    columns: dict[bytes, Ints] = {}
     starts = np.cumsum([0, *sizes])
 
-    def key(index: int) -> Hashable:
+    def key(index: int) -> tuple[Hashable, ...]:
         return (id(units.blocks[index]), neighbours(index), index if apart else 0)
 
     runs = [list(found) for _, found in groupby(range(len(units.blocks)), key)]
@@ -53,7 +58,9 @@ def groups(
         made = _by_recomputation(
             units.blocks[run[0]], run[0], len(run), recomputed_blocks - int(starts[run[0]])
         )
-        yield from reversed(made) if reverse else made
+        for one in reversed(made) if reverse else made:
+            column = columns.setdefault(one.recomputed.tobytes(), one.recomputed)
+            yield one._replace(recomputed=column, key=(*key(run[0]), id(column)))
 
 
 def _by_recomputation(unit: Unit, place: int, length: int, beyond: Ints) -> list[UnitGroup]:

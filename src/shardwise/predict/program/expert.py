@@ -44,7 +44,7 @@ class DividedExperts(GroupCollectives):
             _Block(
                 block,
                 next(experts) if any(p.expert for p in block.parameters) else None,
-                group.recomputed > number,
+                self.column(group.recomputed > number),
             )
             for number, block in enumerate(group.unit.blocks)
         ]

@@ -80,9 +80,11 @@ class ShardedPlacement(Placement):
 
     def backward_neighbours(self, index: int) -> tuple[int, ...]:
         reach = max(1, self.prefetch)
+        # Units before the first that is trained are not gathered ahead.
+        used = min(reach, max(0, index - self._first_trained))
         ahead = [neighbour(self.units, index - step) for step in range(1, reach + 1)]
         key = identity(self._previous_scatter(index), *ahead)
-        ends = (self.has_backward(index), index == self._first_trained)
+        ends = (self.has_backward(index), used)
         return (*key, *ends) if ahead[-1] else (*key, *ends, index)
 
     def has_backward(self, index: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -25,6 +26,8 @@ from shardwise.units.division import Exchange
 from shardwise.units.stage import NOTHING, Moment, Stage
 from shardwise.units.unit import Unit
 
+Column = TypeVar("Column", bound="np.ndarray[Any, Any]")
+
 
 class Placement:
     """Emits the events of a step that depend on where parameters live.
@@ -43,6 +46,7 @@ class Placement:
         self.every: Bools = np.ones(self.rows, dtype=np.bool_)
         self.none: Ints = np.zeros(self.rows, dtype=np.int64)
         self._emitted: dict[tuple[object, ...], Sequence[Event]] = {}
+        self._columns: dict[tuple[str, bytes], Any] = {}
         self.chunked: Bools = sizes.c.loss_chunks > 1
         # Rows whose loss is computed inside the model's forward, together with its gradients.
         self.loss_inside: Bools = self.chunked | sizes.c.liger
@@ -172,7 +176,7 @@ class Placement:
                 calls[key] = calls.get(key, self.none) + one.calls * times
                 sizes[key] = sizes.get(key, 0.0) + each * times
         for (axis, op), often in calls.items():
-            size = sizes[axis, op]
+            often, size = self.column(often), self.column(sizes[axis, op])  # noqa: PLW2901
             whole = np.rint(size).astype(np.int64)
             yield Run(
                 axis, op, op, unit, Cost("exchange", (axis, op, often, size)),
@@ -203,6 +207,12 @@ class Placement:
         if key not in self._emitted:
             self._emitted[key] = tuple(emit())
         return self._emitted[key]
+
+    def column(self, values: Column) -> Column:
+        """The same object for all columns of equal values, so that they are priced once."""
+        return cast(
+            "Column", self._columns.setdefault((values.dtype.str, values.tobytes()), values)
+        )
 
     def forward_of(self, block: Unit, again: Bools) -> Iterator[Event]:
         """Memory of a block's forward; it leaves the activations that the backward will read.

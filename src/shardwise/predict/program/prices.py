@@ -53,7 +53,7 @@ class Prices:
     def forward(self, unit: Unit) -> Floats:
         """Seconds of a unit's forward; its blocks run one after the other."""
         seconds = sum(
-            self._stage("forward", block) + self._dequantised(block) for block in unit.blocks
+            self._stage("forward", block.stage) + self._dequantised(block) for block in unit.blocks
         )
         if unit is self.s.units.root and self.s.c.cut.any():
             stage = unit.stage
@@ -75,26 +75,25 @@ class Prices:
         """Seconds of a unit's backward; its first `recomputed` blocks (by row) recompute."""
         total: Floats = np.zeros(len(self.s.c))
         for number, block in enumerate(unit.blocks):
-            again = np.where(self.s.c.selective, self._stage("selective", block), 0.0)
+            again = np.where(self.s.c.selective, self._stage("selective", block.stage), 0.0)
             if (recomputed > number).any():
-                again = np.where(recomputed > number, self._stage("full", block), again)
+                again = np.where(recomputed > number, self._stage("full", block.stage), again)
             # Blocks that recompute dequantise once more.
             dequantised = self._dequantised(block) * (1 + (recomputed > number))
-            total = total + self._stage("backward", block) + again + dequantised
+            total = total + self._stage("backward", block.stage) + again + dequantised
         return total
 
     def part_forward(self, part: Stage) -> Floats:
         """Seconds of the forward of a part of a block."""
-        return forward_s(part, self.s.tokens, self.h, self.k)
+        return self._stage("forward", part)
 
     def part_backward(self, part: Stage) -> Floats:
         """Seconds of the backward of a part of a block, without recomputation."""
-        return backward_s(part, self.s.tokens, self.h, self.k)
+        return self._stage("backward", part)
 
     def part_again(self, part: Stage, again: Bools) -> Floats:
         """Seconds in which a part of a block is recomputed: fully in the rows of `again`."""
-        selective = recompute_s(part, "selective", self.s.tokens, self.h, self.k)
-        full = recompute_s(part, "full", self.s.tokens, self.h, self.k)
+        selective, full = self._stage("selective", part), self._stage("full", part)
         return np.where(again, full, np.where(self.s.c.selective, selective, 0.0))
 
     def dequantised(self, block: Unit) -> Floats:
@@ -111,7 +110,7 @@ class Prices:
         Cut Cross-Entropy computes the logits again, and skips about as much work where gradients
         are below the precision of their dtype.
         """
-        stage, whole = self.s.units.root.stage, self._stage("backward", self.s.units.root)
+        stage, whole = self.s.units.root.stage, self._stage("backward", self.s.units.root.stage)
         if not self.s.c.cut.any():
             return whole
         flops = stage.backward_matmul_flops
@@ -130,11 +129,11 @@ class Prices:
         forward = forward_s(stage, tokens, self.h, self.k)
         return forward + backward_s(stage, tokens, self.h, self.k)
 
-    def _stage(self, what: str, block: Unit) -> Floats:
-        """Seconds of a block's "forward", "backward", or recompute under a policy."""
-        key = ("stage", what, id(block))
+    def _stage(self, what: str, stage: Stage) -> Floats:
+        """Seconds of the "forward" or "backward" of a block or part, or of a recompute policy."""
+        key = ("stage", what, id(stage))
         if key not in self._made:
-            stage, tokens = block.stage, self.s.tokens
+            tokens = self.s.tokens
             if what == "forward":
                 self._made[key] = forward_s(stage, tokens, self.h, self.k)
             elif what == "backward":

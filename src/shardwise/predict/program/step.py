@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -152,30 +152,32 @@ class _Blocks(NamedTuple):
 def _micro_batch(placed: Placement, m: MicroBatch, blocks: _Blocks) -> Iterator[Event]:
     yield from placed.begin(m)
     yield Phase("forward")
-    yield from _repeat_groups(m, blocks.forward, placed.block_forward)
+    yield from _repeat_groups(placed, m, blocks.forward, placed.block_forward)
     yield Phase("end of forward")
     yield from loss_forward(placed, m)
     yield from reference_forward(placed, m)
     yield Phase("loss backward")
     yield from loss_backward(placed, m)
     yield Phase("steady backward")
-    yield from _repeat_groups(m, blocks.backward, placed.block_backward)
+    yield from _repeat_groups(placed, m, blocks.backward, placed.block_backward)
     yield Phase("last backward")
     yield from placed.last_backward(m)
 
 
 def _repeat_groups(
+    placed: Placement,
     m: MicroBatch,
     found: tuple[UnitGroup, ...],
     emit: Callable[[MicroBatch, UnitGroup], Iterator[Event]],
 ) -> Iterator[Event]:
     """The events that `emit` gives for each group, as one Repeat if the group has `times`.
 
-    Without groups, an Instant without allocations.
+    Groups that are alike share one tuple of events. Without groups, an Instant without allocations.
     """
     for group in found:
-        body = tuple(emit(m, group))
-        yield from body if group.times is None else (Repeat(body, group.times),)
+        once = (emit.__name__, m, group.key)
+        body = placed.emit_once(once, partial(emit, m, group))
+        yield from body if group.times is None else (Repeat(tuple(body), group.times),)
     if not found:
         yield Instant()
 
