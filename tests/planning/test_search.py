@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from itertools import pairwise, product
 
+import numpy as np
 import pytest
 
+from benchmarks.plan_speed import place_layouts
 from shardwise.planning.batches import batches
 from shardwise.planning.choice import WANTED_HEADROOM
+from shardwise.planning.degrees import of_groups
+from shardwise.planning.layout import Degrees, Layout
+from shardwise.planning.placed import Forms
 from shardwise.planning.price import price_alike, price_one
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.rows import Candidate, complexity
 from shardwise.planning.search import Search
 from shardwise.planning.space import Space, group_sizes, placements
+from shardwise.predict.configurations import Configurations
 from shardwise.predict.estimate import usable_bytes, verdict
 from shardwise.predict.rates import comparison_error
 from shardwise.spec.job import Job
@@ -216,17 +223,49 @@ def test_what_a_stack_cannot_express_is_never_priced() -> None:
     assert found.best() is not None
 
 
-def test_a_large_space_compares_no_layout_with_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared = 0
-    equal = Strategy.__eq__
+DEGREES = [
+    *(Degrees(tensor, context) for tensor in (1, 2, 8) for context in (1, 2)),
+    *(Degrees(context=4, ring=True), Degrees(2, 2, ring=True)),
+    *(Degrees(expert=expert) for expert in (2, 4, 16, 64)),
+]
 
-    def counted(one: Strategy, other: object) -> bool:
-        nonlocal compared
-        compared += 1
-        return equal(one, other)
 
-    cluster = find_cluster("16384x8xH100-SXM@400Gbps")
-    monkeypatch.setattr(Strategy, "__eq__", counted)
-    found = placements(cluster, Strategy(kind="zero3"), accumulates=True)
-    assert len(found) > 50
-    assert compared < len(found)
+@pytest.mark.parametrize("cluster", ["8xH100-SXM", "2x8xH100-SXM@400Gbps", "6x8xH100-SXM@400Gbps"])
+@pytest.mark.parametrize(
+    "base",
+    [Strategy(kind="zero3"), Strategy(kind="ddp", compress="bf16"),
+     Strategy(kind="zero3", linear_dtype="fp8", low_bit_gather=True)],
+)  # fmt: skip
+def test_placements_as_columns_are_checked_strategies(cluster: str, base: Strategy) -> None:
+    whole, forms, space = find_cluster(cluster), Forms(), Space()
+    for degrees, accumulates in product(DEGREES, (False, True)):
+        if whole.devices % degrees.inner:
+            continue
+        groups = of_groups(whole, degrees.inner)
+        # A space of a stack has every strategy resolved and checked by itself.
+        each = space._replace(applied=lambda strategy: strategy)
+        alone = placements(groups, base, accumulates, each, degrees=degrees)
+        found = placements(groups, base, accumulates, space, degrees=degrees, forms=forms)
+        assert list(found) == list(alone)
+        assert [found.layout(row) for row in range(len(found))] == list(map(Layout.of, alone))
+        if len(found):
+            for column in fields(Configurations):
+                wanted = getattr(Configurations.of(list(alone)), column.name)
+                assert np.array_equal(getattr(found.columns, column.name), wanted), column.name
+
+
+def test_strategies_are_made_of_forms_and_not_of_every_layout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked = 0
+    read = Strategy.read
+
+    def counted(*given: object, **named: object) -> Strategy:
+        nonlocal checked
+        checked += 1
+        return read(*given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Strategy, "read", counted)
+    layouts, _ = place_layouts(5000)
+    assert layouts >= 5000
+    assert checked < 1000

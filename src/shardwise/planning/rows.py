@@ -9,8 +9,9 @@ import numpy as np
 
 from shardwise.planning.batches import Batch, distance
 from shardwise.planning.layout import Layout
+from shardwise.planning.placed import Placed
 from shardwise.planning.space import Recompute
-from shardwise.predict.configurations import Configurations, Floats, Ints
+from shardwise.predict.configurations import Bools, Configurations, Floats, Ints
 from shardwise.predict.time import Times
 from shardwise.spec.job import Job
 from shardwise.spec.quantity import show_count, show_gib
@@ -43,18 +44,19 @@ def complexity(strategy: Strategy, recompute: Recompute, accumulates: bool) -> i
     )
 
 
-def _differ_by_accumulation(strategies: Sequence[Strategy]) -> list[bool]:
-    """For each strategy, whether it differs from another one only if gradients accumulate."""
-
-    def key(strategy: Strategy) -> tuple[object, ...]:
-        return strategy.mesh, strategy.reshard_after_forward
-
-    usual = [s.grad_sync == ("local" if s.hybrid else "every") for s in strategies]
-    reduced_at_once = {key(s) for s, kept in zip(strategies, usual, strict=True) if kept}
-    return [
-        s.sharded and not kept and key(s) in reduced_at_once
-        for s, kept in zip(strategies, usual, strict=True)
+def _differ_by_accumulation(placed: Placed) -> Bools:
+    """By row, whether it differs from another one only if gradients accumulate."""
+    usual = placed.by_form(lambda s: s.grad_sync == ("local" if s.hybrid else "every"))
+    sharded = placed.by_form(lambda s: s.sharded)
+    resharded = [one.reshard_after_forward is not False for one in placed.forms]
+    keys = [
+        (place.mesh, place.reshard, resharded[form])
+        for place, form in zip(placed.places, placed.form.tolist(), strict=True)
     ]
+    reduced_at_once = {key for key, kept in zip(keys, usual.tolist(), strict=True) if kept}
+    also = np.asarray([key in reduced_at_once for key in keys], dtype=np.bool_)
+    redundant: Bools = sharded & ~usual & also
+    return redundant
 
 
 class Rows(NamedTuple):
@@ -63,7 +65,7 @@ class Rows(NamedTuple):
     By row, `which` is an index into `strategies` and `policy` an index into `policies`.
     """
 
-    strategies: Sequence[Strategy]
+    strategies: Placed
     policies: Sequence[Recompute]
     which: Ints
     policy: Ints
@@ -82,9 +84,10 @@ class Rows(NamedTuple):
 
         Strategies that differ only in accumulation are left out where there is one micro-batch.
         """
-        shape = (len(strategies), len(sizes), len(policies))
+        placed = Placed.of(strategies)
+        shape = (len(placed), len(sizes), len(policies))
         which, size, policy = (axis.ravel() for axis in np.indices(shape))
-        columns = Configurations.of(strategies).take(which)
+        columns = placed.columns.take(which)
         columns.micro_batch = np.asarray([s.micro_batch for s in sizes], dtype=np.int64)[size]
         columns.accumulate = np.asarray([s.accumulate for s in sizes], dtype=np.int64)[size]
         shares = [p if isinstance(p, float) else float(p == "full") for p in policies]
@@ -94,27 +97,21 @@ class Rows(NamedTuple):
         simplicity = np.asarray(
             [
                 [[complexity(s, p, many) for many in (False, True)] for p in policies]
-                for s in strategies
+                for s in placed.forms
             ]
         )
-        score = simplicity[which, policy, accumulates]
-        rows = cls(strategies, policies, which, policy, score, columns)
-        expressible = np.asarray(
-            [
+        score = simplicity[placed.form[which], policy, accumulates]
+        rows = cls(placed, policies, which, policy, score, columns)
+        kept = (accumulates == 1) | ~_differ_by_accumulation(placed)[which]
+        if allowed is not None:
+            expressible = np.asarray(
                 [
-                    [
-                        (steps > 1 or not redundant)
-                        and (allowed is None or allowed(s.but(recompute=p, accumulate=steps)))
-                        for steps in (1, 2)
-                    ]
-                    for p in policies
+                    [[allowed(s.but(recompute=p, accumulate=n)) for n in (1, 2)] for p in policies]
+                    for s in placed
                 ]
-                for s, redundant in zip(
-                    strategies, _differ_by_accumulation(strategies), strict=True
-                )
-            ]
-        )
-        return rows.take(np.flatnonzero(expressible[which, policy, accumulates]))
+            )
+            kept &= expressible[which, policy, accumulates]
+        return rows.take(np.flatnonzero(kept))
 
     def take(self, kept: Ints) -> Rows:
         """The rows with these indices."""
@@ -134,11 +131,12 @@ class Rows(NamedTuple):
         score = np.asarray(
             [complexity(s, s.recompute, s.accumulate > 1) for s in strategies], dtype=np.int64
         )
-        return cls(strategies, policies, which, policy, score, Configurations.of(strategies))
+        placed = Placed.of(strategies)
+        return cls(placed, policies, which, policy, score, placed.columns)
 
     def strategy(self, row: int) -> Strategy:
         """The full strategy of a row, with its batch and recompute policy."""
-        base: Strategy = self.strategies[int(self.which[row])]
+        base = self.strategies[int(self.which[row])]
         return base.but(
             micro_batch=int(self.columns.micro_batch[row]),
             accumulate=int(self.columns.accumulate[row]),
@@ -213,7 +211,7 @@ class Table:
         sequences = c.micro_batch * c.accumulate
         tokens = sequences * c.data_parallel * float(self._job.seq_len)
         numbers = {
-            index: self._layouts.setdefault(Layout.of(rows.strategies[index]), len(self._layouts))
+            index: self._layouts.setdefault(rows.strategies.layout(index), len(self._layouts))
             for index in sorted(set(rows.which.tolist()))
         }
         self._parts.append(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from shardwise.planning.batches import Batch, batches, batches_between, coarse_b
 from shardwise.planning.choice import ClosestToFitting, SearchResult
 from shardwise.planning.degrees import degrees, is_last_resort, least_seconds, of_groups
 from shardwise.planning.layout import UNDIVIDED, Degrees, Layout
+from shardwise.planning.placed import Forms, Placed
 from shardwise.planning.problem import BandwidthField, Problem, Units, peaks, steps, times
 from shardwise.planning.rows import Candidate, Rows, Table
 from shardwise.planning.space import Recompute, Space, offloaded, placements
@@ -65,7 +66,7 @@ class _DegreeSpace:
     """The placements and batches to try with one pair of tensor and context degrees."""
 
     degrees: Degrees
-    placements: Sequence[Strategy]
+    placements: Placed
     # All batches, and those of the first pass.
     sizes: Sequence[Batch]
     first: Sequence[Batch]
@@ -76,7 +77,7 @@ class Search:
 
     def __init__(self, problem: Problem, space: Space | None = None) -> None:
         self.problem, self.space = problem, space or Space()
-        self.units = Units(problem)
+        self.units, self._forms = Units(problem), Forms()
         self.limit = usable_bytes(problem.cluster.device)
         self.table = self._empty_table()
         self._kept: list[_TimedRows] = []
@@ -91,10 +92,9 @@ class Search:
         """Run all passes and return everything that was predicted."""
         for divided in self._degrees_to_search():
             self.degrees[divided.degrees] = divided
-            for autocast in (True, False):
-                alike = [s for s in divided.placements if s.autocast == autocast]
-                if alike:
-                    self._price_placements(alike, divided.first)
+            autocast = divided.placements.by_form(lambda s: s.autocast)
+            for alike in filter(len, map(np.flatnonzero, (autocast, ~autocast))):
+                self._price_placements(divided.placements.take(alike), divided.first)
         self._price_each(self._more_batches())
         self._price_each(self._variants())
         self._price_each(self._with_forward_prefetch())
@@ -107,7 +107,7 @@ class Search:
         for pair in degrees(self.problem, self.space, self.units.experts):
             try:
                 placed = self._space_of_degrees(pair)
-                if placed.placements or pair == UNDIVIDED:
+                if len(placed.placements) or pair == UNDIVIDED:
                     possible.append(placed)
             except SpecError as error:
                 refused = refused or error
@@ -150,15 +150,16 @@ class Search:
     def _probe(self, divided: _DegreeSpace) -> None:
         """Predict the simplest placements of some degrees, with a few batches and policies."""
         loss = divided.placements[-1].loss
-        simple = [
-            s for s in divided.placements if s.loss == loss and s.reshard_after_forward is True
-        ]
-        usual = [s for s in simple if s.grad_sync in ("every", "local")]
-        tried = usual or simple or divided.placements
-        shared = [s for s in tried if s.mesh.states > 1] or tried
+        simple = divided.placements.where(
+            lambda s: s.loss == loss and s.reshard_after_forward is True
+        )
+        usual = simple.where(lambda s: s.grad_sync in ("every", "local"))
+        tried = next(one for one in (usual, simple, divided.placements) if len(one))
+        shared = tried.take(np.flatnonzero(tried.shares_states))
+        tried = shared if len(shared) else tried
         policies = tuple(p for p in self.space.recompute if p in PROBED) or self.space.recompute
         sizes = divided.first[:: -(-len(divided.first) // PROBED_BATCHES)]
-        self._price(Rows.product(shared, sizes, policies, self.space.allowed))
+        self._price(Rows.product(tried, sizes, policies, self.space.allowed))
 
     def _space_of_degrees(self, pair: Degrees) -> _DegreeSpace:
         """The placements and batches to try with these tensor and context degrees."""
@@ -166,19 +167,20 @@ class Search:
         groups = of_groups(problem.cluster, pair.inner)
         sizes = batches(problem.job, groups, space.micro_batches, space.batch_tolerance)
         accumulates = any(size.accumulate > 1 for size in sizes)
-        split = self.units.can_split
+        split, forms = self.units.can_split, self._forms
         chosen = placements(
-            groups, problem.base, accumulates, space, split_root=split, degrees=pair
+            groups, problem.base, accumulates, space, split_root=split, degrees=pair, forms=forms
         )
-        chosen = [s for s in chosen if space.trains(problem.job.optimizer, s)]
+        chosen = chosen.where(partial(space.trains, problem.job.optimizer))
         if space.offload:
-            chosen = list(offloaded(chosen, space.offload))
-            chosen = [s for s in chosen if space.trains(problem.job.optimizer, s)]
-        if not chosen:
-            return _DegreeSpace(pair, [], sizes, sizes)
+            chosen = Placed.of(offloaded(chosen, space.offload))
+            chosen = chosen.where(partial(space.trains, problem.job.optimizer))
+        if not len(chosen):
+            return _DegreeSpace(pair, chosen, sizes, sizes)
         most = self._most_sequences(chosen[-1])
         sizes = [size for size in sizes if size.micro_batch <= most] or sizes[:1]
-        chosen = [s.but(loss=loss) for loss in self._losses(chosen[-1]) for s in chosen]
+        by_loss = [chosen.but(loss=loss) for loss in self._losses(chosen[-1])]
+        chosen = sum(by_loss[1:], by_loss[0])
         first = coarse_batches(sizes, asked=problem.job.global_batch is not None)
         return _DegreeSpace(pair, chosen, sizes, first)
 
@@ -236,7 +238,7 @@ class Search:
         worth = logits * job.seq_len / strategy.context >= MIN_LOGITS * self.limit
         return self.space.losses if worth and self.units.can_chunk else self.space.losses[:1]
 
-    def _price_placements(self, strategies: Sequence[Strategy], sizes: Sequence[Batch]) -> None:
+    def _price_placements(self, strategies: Placed, sizes: Sequence[Batch]) -> None:
         """Predict every strategy, batch and policy.
 
         Only micro-batches that fit with the most recomputation are tried with less.
@@ -279,7 +281,7 @@ class Search:
         for index in sorted(set(rows.which.tolist())):
             mine = np.flatnonzero(rows.which == index)
             row = int(mine[needed[mine].argmin()])
-            layout = Layout.of(rows.strategies[index])
+            layout = rows.strategies.layout(index)
             known = self.nearest.get(layout)
             if known is None or needed[row] < known.needed_bytes:
                 self.nearest[layout] = ClosestToFitting(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import NamedTuple
+
+import numpy as np
 
 from shardwise.planning.batches import BATCH_TOLERANCE
 from shardwise.planning.layout import UNDIVIDED, Degrees
+from shardwise.planning.placed import Forms, Place, Placed
 from shardwise.predict.fit import Parallelism
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.mesh import Mesh
 from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.optimizer_sharding import is_trained_with
 from shardwise.spec.record import SpecError
@@ -124,38 +129,77 @@ def placements(
     *,
     split_root: bool = False,
     degrees: Degrees = UNDIVIDED,
-) -> list[Strategy]:
+    forms: Forms | None = None,
+) -> Placed:
     """Resolved strategies for every way to place the model states, the simplest first.
 
     `base` gives what a plan does not choose: dtypes and compilation. Other settings have their
     usual value, or the first of the space if that is not in the space. `space.applied` may change
     strategies into those that a stack runs. With `split_root`, embedding and head of sharded
     strategies are separate units. With tensor or context parallelism, each device of `cluster`
-    stands for a group of devices.
+    stands for a group of devices. `forms` keeps what was checked, for further calls with the same
+    settings but `degrees`.
     """
     space = space or Space()
+    usual = {**_UNSET, **_usual(space), "split_root": split_root, **degrees.fields}
+    devices = cluster.devices * degrees.inner
+
+    def resolved(fields: dict[str, object]) -> Strategy | None:
+        try:
+            strategy = base.but(**{**usual, **fields})
+            return space.applied(strategy.resolve(devices, devices))
+        except SpecError:
+            return None
+
+    every = _fields(cluster, accumulates, degrees)
+    if space.for_stack:
+        made = dict.fromkeys(one for fields in every if (one := resolved(fields)))
+        # A stack without expert parallelism runs the same without it.
+        return Placed.of(one for one in made if one.expert == degrees.expert)
+    forms = forms or Forms()
+    # Different fields may resolve to the same form and degrees.
+    found: dict[tuple[int, Place], None] = {}
+    for fields in every:
+        place = _resolved_place(fields, cluster.devices, degrees)
+        if place is None:
+            continue
+        form = forms.index(_form_key(fields, place, degrees), partial(resolved, fields))
+        if form is not None:
+            found.setdefault((form, place))
+    used, form_of = np.unique([form for form, _ in found], return_inverse=True)
+    kept = [forms.strategies[number] for number in used.astype(int).tolist()]
+    return Placed(kept, form_of, [place for _, place in found])
+
+
+def _form_key(fields: dict[str, object], place: Place, degrees: Degrees) -> tuple[object, ...]:
+    """What `Strategy.resolve` and its checks decide all fields but degrees by."""
+    several = place.mesh.shard > 1, place.mesh.replicate > 1, degrees.tensor > 1
+    inside = degrees.context > 1, degrees.expert > 1, degrees.ring
+    return fields["kind"], fields["grad_sync"], place.reshard > 0, *several, *inside
+
+
+def _usual(space: Space) -> dict[str, object]:
+    """The usual values of the settings that are refined later, or the first of the space."""
     first = space.quick()
-    usual = {
+    return {
         "prefetch": first.prefetch[0],
         "forward_prefetch": first.forward_prefetch[0],
         "blocks_per_unit": first.blocks_per_unit[0],
         "loss": first.losses[0],
-        "split_root": split_root,
-        **degrees.fields,
     }
-    devices = cluster.devices * degrees.inner
-    # Different fields may resolve to the same strategy.
-    found: dict[Strategy, None] = {}
-    for fields in _fields(cluster, accumulates, degrees):
-        try:
-            strategy = base.but(**{**_UNSET, **usual, **fields})
-            resolved = space.applied(strategy.resolve(devices, devices))
-        except SpecError:
-            continue
-        # A stack without expert parallelism runs the same without it.
-        if resolved.expert == degrees.expert:
-            found.setdefault(resolved)
-    return list(found)
+
+
+def _resolved_place(fields: dict[str, object], devices: int, degrees: Degrees) -> Place | None:
+    """The degrees of a placement on so many groups of devices; None if they do not divide it."""
+    shard, reshard = fields["shard"] or 1, fields["reshard_after_forward"] or 0
+    assert isinstance(shard, int)
+    assert isinstance(reshard, int)
+    states = shard * degrees.context
+    if devices % shard or states % degrees.expert or (reshard and states % reshard):
+        return None
+    mesh = Mesh(devices // shard, shard, degrees.context, degrees.tensor)
+    # Groups as large as that which shares the states are that group itself.
+    return Place(mesh, degrees.expert, 0 if reshard == states else reshard)
 
 
 def offloaded(strategies: Iterable[Strategy], offload: bool | str) -> Iterator[Strategy]:
