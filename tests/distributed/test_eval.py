@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.command import COMMAND, PATIENCE_S, environment
-from tests.distributed.runs import lines, write
+from tests.distributed.runs import RUN, lines, write
 from tests.distributed.workers import Workers
 from tests.gate import first_in_gate
 
@@ -30,6 +30,7 @@ FP64 = 'master_dtype = "fp64"\nreduce_dtype = "fp64"\n'
 QUIET = 'schedule = "constant"\nmeasure = false\ntrackers = []\n'
 # 1,001 bytes: 31 sequences of 32 targets and one of 8, which no number of ranks here divides.
 TEXT = "The quick brown fox jumps over the lazy dog, again and again.\n"
+MIXTURE = RUN.replace('family = "llama"', 'family = "mixtral"\nexperts = 4\nexperts_per_token = 2')
 DATA = {
     "text": '[eval]\ndata = "held-out.txt"',
     "packed": '[eval]\ndata = "chat.jsonl"',
@@ -120,6 +121,24 @@ def test_adapters_are_evaluated_without_dropout(
         for name, processes, of_kind in (("one", 1, "single"), ("many", 2, kind))
     )  # fmt: skip
     assert many == (pytest.approx(one[0], rel=within), one[1])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("kind", "processes"), [("zero3", 2), ("zero2", 4)])
+def test_divided_experts_are_evaluated(
+    tmp_path: Path, workers: Workers, kind: str, processes: int
+) -> None:
+    """Routers compute in fp32 in every dtype, so the last digits differ."""
+    one, many = (
+        loss_on(
+            workers, tmp_path / name, ranks, "text", text=MIXTURE, kind=of_kind,
+            strategy=FP64 + more,
+        )
+        for name, ranks, of_kind, more in (
+            ("one", 1, "single", ""), ("many", processes, kind, "expert = 2"),
+        )
+    )  # fmt: skip
+    assert many == (pytest.approx(one[0], rel=1e-6), one[1])
 
 
 def test_the_loss_is_the_mean_over_all_targets(tmp_path: Path, workers: Workers) -> None:

@@ -135,3 +135,19 @@ def test_experts_divided_along_another_dimension_are_exported(
     model = loaded(tmp_path / "out")
     for name, tensor in assembled(checkpoint).items():
         assert torch.equal(model.get_parameter(name), tensor), name
+
+
+@pytest.mark.nightly
+def test_divided_experts_are_exported(tmp_path: Path, workers: Workers) -> None:
+    """Each of two processes has two of the four experts."""
+    text = EXPERTS.replace("experts = 3", "experts = 4")
+    file = write(tmp_path, text, train=SAVING, steps=4, strategy="expert = 2")
+    workers.run(run_toml, 2, [{"file": str(file)}])
+    exported = shardwise("export-weights", "runs/it", "-o", "out", folder=tmp_path)
+    assert exported.returncode == 0, exported.stderr
+    model = loaded(tmp_path / "out")
+    weights = assembled(tmp_path / "runs" / "it" / "checkpoints" / "step-00000004")
+    stacked = [name for name, tensor in weights.items() if tensor.ndim == 3]
+    assert len(stacked) == 2 * 3
+    for name, tensor in weights.items():
+        assert torch.equal(model.get_parameter(name), tensor), name

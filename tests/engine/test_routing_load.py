@@ -24,6 +24,9 @@ def test_the_least_even_block_counts() -> None:
     entropy = -sum(share * math.log(share) for share in shares) / math.log(4)
     assert found["routing_entropy"] == pytest.approx(entropy)
     assert load_of(torch.tensor([[3, 1, 0, 0]]), 2)["rank_load"] == 2.0
+    least_even = load_of(torch.tensor([[2, 1, 1, 2], [1, 1, 3, 1]]), 2)
+    assert least_even["rank_load"] == pytest.approx(4 / 3)
+    assert least_even["busiest_rank"] == 1
     assert "rank_load" not in load_of(counts, 1)
 
 

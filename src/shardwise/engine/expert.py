@@ -19,7 +19,12 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from shardwise.engine.mesh import EXPERT, expert_mesh, sharding_mesh_of_experts
 from shardwise.engine.routing import tokens_of_experts
-from shardwise.pytorch.private import exchange_rows, local_tensor, with_plain_parameters
+from shardwise.pytorch.private import (
+    exchange_rows,
+    local_tensor,
+    silence_redistribution_advice,
+    with_plain_parameters,
+)
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from shardwise.units.unit import shard_dimension
@@ -83,6 +88,7 @@ class ExpertParallel:
             SpecError: The model's experts cannot be divided.
         """
         check_experts(model, strategy)
+        silence_redistribution_advice()
         self._degree, self._sharded = strategy.expert, strategy.mesh.states // strategy.expert
         self.mesh = expert_mesh(strategy, device_type)
 

@@ -61,7 +61,8 @@ class RoutingLoad:
         """The load since the last call, of the worst block; all ranks must call this.
 
         `expert_load` is tokens of the busiest expert over their mean, `rank_load` the same of the
-        ranks of expert groups, `routing_entropy` from 0 (one expert) to 1 (even).
+        ranks of expert groups, `busiest_rank` the number of that rank in its expert group,
+        `routing_entropy` from 0 (one expert) to 1 (even).
         """
         if not self._counts:
             return {}
@@ -85,4 +86,5 @@ def load_of(counts: torch.Tensor, degree: int) -> dict[str, float]:
     if degree > 1:
         ranks = shares.view(len(shares), degree, -1).sum(2)
         found["rank_load"] = float(ranks.max() * degree)
+        found["busiest_rank"] = float(ranks.argmax() % degree)
     return found

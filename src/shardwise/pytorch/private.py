@@ -208,6 +208,17 @@ def fsdp_groups(module: FSDPModule) -> list[Any]:
     return list(module._get_fsdp_state()._fsdp_param_groups)
 
 
+def gathered_into(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the tensors that FSDP gathers parameters into; it frees and refills their storages.
+
+    In a group of one process it copies, and no collective shows them.
+    """
+    for module in model.modules():
+        for group in fsdp_groups(module) if isinstance(module, FSDPModule) else []:
+            for parameter in group.fsdp_params:
+                yield from parameter.all_gather_outputs
+
+
 def chooses_reshard(module: FSDPModule) -> bool:
     """Whether reshard_after_forward was left to FSDP2, which decides in the first forward."""
     return bool(module._get_fsdp_state()._auto_reshard_after_forward)

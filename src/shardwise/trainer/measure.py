@@ -14,13 +14,13 @@ from shardwise.engine.balance import counted_bytes
 from shardwise.engine.compress import compression_state
 from shardwise.engine.counter import CollectiveCounter
 from shardwise.engine.expert import is_divided_expert
-from shardwise.engine.ledger import LiveBytes
+from shardwise.engine.ledger import UNSHARDED_TERM, LiveBytes
 from shardwise.engine.local_parts import is_tensor_parallel
 from shardwise.engine.mesh import EXPERT, EXPERT_SHARD
 from shardwise.engine.routing_load import RoutingLoad
 from shardwise.engine.wrapped import axes_of
 from shardwise.pytorch.device import allocator_memory, is_accelerator, reset_peak_memory
-from shardwise.pytorch.private import plain_tensors
+from shardwise.pytorch.private import gathered_into, plain_tensors
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
@@ -91,6 +91,7 @@ class StepMeter:
             # PowerSGD makes a new error in each step.
             kept = compression_state(self._training.model)
             self._ledger.assign(kept.values(), "reduce_buffers")
+            self._ledger.assign(gathered_into(self._training.model), UNSHARDED_TERM)
             self._ledger.reset()
         with self.counter if step == self.traffic_step else ExitStack():
             yield

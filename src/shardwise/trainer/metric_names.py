@@ -77,6 +77,10 @@ LOGGED = {
         "shardwise_expert_rank_load_ratio",
         "The same of the ranks of expert groups, with expert parallelism",
     ),
+    "busiest_rank": Metric(
+        "shardwise_expert_busiest_rank",
+        "Number of the rank with that load in its expert group",
+    ),
     "routing_entropy": Metric(
         "shardwise_routing_entropy_ratio",
         "Entropy of tokens over experts in the least even block: 0 one expert, 1 all alike",

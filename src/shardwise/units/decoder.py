@@ -23,7 +23,7 @@ from shardwise.units.division import (
     Operation,
     expert_counts,
 )
-from shardwise.units.graph import FP32, Graph, Value
+from shardwise.units.graph import FP32, INT64, Graph, Value
 from shardwise.units.graph_stage import stage_of
 from shardwise.units.norm import norm
 from shardwise.units.unit import ModelUnits, Parameter, Unit
@@ -318,7 +318,7 @@ def _mlp(graph: Graph, model: ModelSpec, x: Value, span: int = 0) -> Value:
         product = _activation(graph, model, up)
     elif model.mlp == "gated_fused":
         joined = graph.linear(x, "mlp.gate_up", 2 * model.ffn, bias=bias)
-        product = _gated(graph, model, joined, joined)
+        product = _gated(graph, model, *graph.halves(joined))
     else:
         gate = graph.linear(x, "mlp.gate", model.ffn, bias=bias)
         up = graph.linear(x, "mlp.up", model.ffn, bias=bias)
@@ -358,21 +358,36 @@ def _experts(graph: Graph, model: ModelSpec, x: Value) -> Value:
     chosen = model.experts_per_token
     scores = graph.linear(x, "mlp.router", model.experts)
     probabilities = graph.pointwise(graph.cast(scores, FP32), save_output=True)
-    weights = graph.pointwise(probabilities, output=graph.value(chosen, FP32))
-    gathered = graph.pointwise(x, output=graph.value(chosen * model.hidden))
+    weights = _chosen_weights(graph, probabilities, chosen)
+    gathered = graph.pointwise(
+        x, output=graph.value(chosen * model.hidden), saves=(_order(chosen),)
+    )
     elements = graph.parameter("mlp.experts.gate_up", model.experts, 2 * model.ffn, model.hidden)
     joined = graph.matmul(
         gathered, chosen * 2 * model.ffn, elements, 2.0 * chosen * 2 * model.ffn * model.hidden
     )
     graph.ops[-1].routed, graph.experts = chosen, model.experts
-    product = _gated(graph, model, joined, joined, copies=chosen)
+    product = _gated(graph, model, *graph.halves(joined), copies=chosen)
     elements = graph.parameter("mlp.experts.down", model.experts, model.hidden, model.ffn)
     down = graph.matmul(
         product, chosen * model.hidden, elements, 2.0 * chosen * model.ffn * model.hidden
     )
     graph.ops[-1].routed = chosen
     weighted = graph.pointwise(down, weights, saves=(down, weights))
-    return graph.pointwise(weighted, output=graph.value(model.hidden))
+    made = graph.pointwise(weighted, output=graph.value(model.hidden), saves=(_order(chosen),))
+    graph.hold(x, gathered)
+    return made
+
+
+def _chosen_weights(graph: Graph, probabilities: Value, chosen: int) -> Value:
+    """Record the choice of the most probable experts; returns their weights."""
+    output = graph.value(chosen, FP32)
+    return graph.pointwise(probabilities, output=output, saves=(_order(chosen),))
+
+
+def _order(rows: float) -> Value:
+    """The integers by which rows are chosen or put in order, which autograd keeps."""
+    return Value(rows, INT64)
 
 
 def _divided_experts(graph: Graph, model: ModelSpec, x: Value) -> Value:
@@ -387,28 +402,31 @@ def _divided_experts(graph: Graph, model: ModelSpec, x: Value) -> Value:
     got = chosen * division.routing
     scores = graph.linear(x, "mlp.router", model.experts)
     probabilities = graph.pointwise(graph.cast(scores, FP32), save_output=True)
-    weights = graph.pointwise(probabilities, output=graph.value(chosen, FP32))
+    weights = _chosen_weights(graph, probabilities, chosen)
     start = len(graph.ops)
-    sent = graph.pointwise(x, output=graph.value(chosen * model.hidden))
+    sent = graph.pointwise(x, output=graph.value(chosen * model.hidden), saves=(_order(chosen),))
     rows = Exchange("expert", "all-to-all", sent.bytes)
     received = graph.exchange(
         sent, got * model.hidden, (expert_counts(model.experts), rows), (rows,)
     )
-    received = graph.pointwise(received)
+    ordered = graph.pointwise(received, saves=(_order(got),))
     own = model.experts // division.expert
     names = ("mlp.experts.gate_up", "mlp.experts.down")
     elements = graph.parameter(names[0], own, 2 * model.ffn, model.hidden, expert=True)
     flops = 2.0 * got * model.ffn * model.hidden
-    joined = graph.matmul(received, got * 2 * model.ffn, elements, 2.0 * flops)
+    joined = graph.matmul(ordered, got * 2 * model.ffn, elements, 2.0 * flops)
     graph.ops[-1].routed, graph.experts = got, own
-    product = _gated(graph, model, joined, joined, copies=got)
+    product = _gated(graph, model, *graph.halves(joined), copies=got)
     elements = graph.parameter(names[1], own, model.hidden, model.ffn, expert=True)
     down = graph.matmul(product, got * model.hidden, elements, flops)
     graph.ops[-1].routed = got
-    for _ in ("weighted by 1", "in the order of arrival", "summed over one expert"):
-        down = graph.pointwise(down)
+    weighted = graph.pointwise(down)  # by 1
+    arrived = graph.pointwise(weighted, saves=(_order(got),))
+    down = graph.pointwise(arrived)  # summed over one expert
+    graph.hold(received, ordered)
     back = graph.exchange(down, chosen * model.hidden, (rows,), (rows,))
-    back = graph.pointwise(back)
+    back = graph.pointwise(back, saves=(_order(chosen),))
+    graph.hold(x)
     graph.divided = (start, len(graph.ops))
     weighted = graph.pointwise(back, weights, saves=(back, weights))
     return graph.pointwise(weighted, output=graph.value(model.hidden))

@@ -68,7 +68,7 @@ def _stacked(parameters: Sequence[Parameter], count: int) -> tuple[Parameter, ..
 
 def _shared_part(stage: Stage, trained: float) -> Stage:
     """What a block computes besides its experts, whose `trained` gradients come before it."""
-    later = [m for m in stage.backward if m.gradient_elements > trained] or [*stage.backward]
+    later = _after_experts(stage, trained)
     return replace(
         stage,
         matmul_flops=stage.matmul_flops - stage.grouped_flops,
@@ -78,8 +78,12 @@ def _shared_part(stage: Stage, trained: float) -> Stage:
         experts=0,
         kept={policy: _recomputed(stage, policy) for policy in POLICIES},
         backward=_with_gradients(later, -trained),
-        after_bytes=max(moment.activation_bytes for moment in later),
     )
+
+
+def _after_experts(stage: Stage, trained: float) -> list[Moment]:
+    """The moments of the backward after the experts', whose gradients are `trained` elements."""
+    return [m for m in stage.backward if m.gradient_elements > trained] or [*stage.backward]
 
 
 def _experts_part(stage: Stage, trained: float, width_bytes: float, division: Division) -> Stage:
@@ -88,7 +92,6 @@ def _experts_part(stage: Stage, trained: float, width_bytes: float, division: Di
     more = division.routing
     forward = (expert_counts(stage.experts), rows)
     early = [m for m in stage.backward if m.gradient_elements <= trained] or [*stage.backward]
-    largest = max(moment.activation_bytes for moment in stage.backward)
     return Stage(
         matmul_flops=more * stage.grouped_flops,
         gradient_flops=more * _gradient_flops(stage, trained),
@@ -107,7 +110,7 @@ def _experts_part(stage: Stage, trained: float, width_bytes: float, division: Di
         ),
         exchanges=Exchanges(forward=forward, backward=(rows,), again=forward),
         of_experts=True,
-        after_bytes=largest,
+        after_bytes=max(m.activation_bytes for m in _after_experts(stage, trained)),
     )
 
 

@@ -13,23 +13,30 @@ from shardwise.spec.adapter import Adapter
 from shardwise.units.division import UNDIVIDED, Division, Exchange
 from shardwise.units.unit import Parameter, frozen
 
-# Bytes of a value in fp32.
-FP32 = 4
+# Bytes of an element in fp32, and of an integer.
+FP32, INT64 = 4, 8
 
 
 @dataclass(eq=False, repr=False)
 class Value:
-    """A tensor, in bytes per token. Views of one storage are one Value."""
+    """A tensor, in bytes per token. Views of all of a storage are one Value."""
 
     width: float
     itemsize: int
     logits: bool = False
     # Whether a gradient is needed: something this tensor was computed from is trained.
     needs: bool = True
+    # Of a view of a part: the tensor whose storage it keeps alive. Its gradient is a tensor apart.
+    base: Value | None = None
 
     @property
     def bytes(self) -> float:
         return self.width * self.itemsize
+
+    @property
+    def storage(self) -> Value:
+        """The tensor that holds the data: this one, or what it is a view of."""
+        return self.base or self
 
 
 @dataclass(eq=False, repr=False)
@@ -39,6 +46,10 @@ class Op:
     output: Value
     inputs: tuple[Value, ...]
     saves: tuple[Value, ...] = ()
+    # Further outputs: views of the other parts of the input.
+    others: tuple[Value, ...] = ()
+    # Tensors that variables in the code keep alive until the operation has run.
+    holds: tuple[Value, ...] = ()
     # Elements of the trained parameters that the operation reads.
     parameter_elements: int = 0
     matmul_flops: float = 0.0
@@ -108,7 +119,8 @@ class Graph:
 
     def _run(self, op: Op) -> Value:
         """Append an operation and return its output; saves nothing if no gradient is needed."""
-        op.output.needs = any(x.needs for x in op.inputs) or op.parameter_elements > 0
+        for made in (op.output, *op.others):
+            made.needs = any(x.needs for x in op.inputs) or op.parameter_elements > 0
         if not op.output.needs:
             op.saves = ()
         self.ops.append(op)
@@ -229,6 +241,16 @@ class Graph:
                 fused=fused,
             )
         )
+
+    def hold(self, *values: Value) -> None:
+        """Record that variables in the code keep these tensors alive until the last operation."""
+        self.ops[-1].holds = values
+
+    def halves(self, x: Value) -> tuple[Value, Value]:
+        """Record the halves of a tensor, which are views; the backward joins their gradients."""
+        first, second = (Value(x.width / 2, x.itemsize, x.logits, base=x) for _ in range(2))
+        self._run(Op(output=first, inputs=(x,), others=(second,)))
+        return first, second
 
     def residual(self, x: Value, branch: Value) -> Value:
         """Record x + branch; both get the same gradient tensor in the backward."""

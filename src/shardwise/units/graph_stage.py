@@ -70,7 +70,7 @@ def _stage(
         head_dim=min((op.head_dim for op in ops if op.head_dim), default=128),
         elementwise_bytes=_elementwise_bytes(ops),
         fused_bytes=_fused_bytes(graph, ops) if compiled else 0.0,
-        kernels=len(ops),
+        kernels=sum(op.output.base is None for op in ops),
         products=sum(op.matmul_flops > 0 for op in ops),
         product_width=mean_width(
             (op.matmul_flops, op.output.width / (op.routed or 1.0)) for op in ops
@@ -98,7 +98,7 @@ def _elementwise_bytes(ops: Sequence[Op], *, logits: bool = False) -> float:
     pointwise = [op for op in ops if op.pointwise]
     if logits:
         pointwise = [op for op in pointwise if any(x.logits for x in op.inputs)]
-    return sum(op.output.bytes + sum(x.bytes for x in op.inputs) for op in pointwise)
+    return sum(op.output.bytes + sum(x.storage.bytes for x in op.inputs) for op in pointwise)
 
 
 def _fused_bytes(graph: Graph, run: Sequence[Op]) -> float:
@@ -226,18 +226,18 @@ def _forward(graph: Graph, saves: list[tuple[Value, ...]]) -> _Memory:
     """Memory during each operation of the forward, if it saves `saves`."""
     last_use: dict[Value, int] = {}
     for index, op in enumerate(graph.ops):
-        for x in (*op.inputs, op.output):
-            last_use[x] = index
+        for x in (*op.inputs, op.output, *op.holds):
+            last_use[x.storage] = index
     held: dict[Value, None] = {graph.input: None}
     moments: list[tuple[int, Moment]] = []
     alive: dict[int, float] = {}
     transient: dict[Value, None] = {}
     made: dict[Value, None] = {}
     for index, op in enumerate(graph.ops):
-        held |= dict.fromkeys(saves[index])
+        held |= dict.fromkeys(saved.storage for saved in saves[index])
         if op.quantised:
             moments.append((index, _moment({**held, **transient}, 0.0, op, DEQUANTISING_BYTES)))
-        transient[op.output] = None
+        transient[op.output.storage] = None
         named = [v for v in graph.named if v in transient or v in made]
         made[op.output] = None
         live = {**held, **transient, **dict.fromkeys(named)}
@@ -252,7 +252,7 @@ def _backward(graph: Graph, saves: list[tuple[Value, ...]]) -> _Memory:
     readers: dict[Value, int] = {}
     for saved in saves:
         for value in saved:
-            readers[value] = readers.get(value, 0) + 1
+            readers[value.storage] = readers.get(value.storage, 0) + 1
     held = dict.fromkeys(readers)
     gradients: dict[Value, Value] = {graph.ops[-1].output: graph.ops[-1].output}
     made_elements = 0.0
@@ -263,6 +263,7 @@ def _backward(graph: Graph, saves: list[tuple[Value, ...]]) -> _Memory:
         outgoing = gradients.pop(op.output, None)
         if outgoing is None:
             continue
+        joined = [gradients.pop(other) for other in op.others]
         if op.quantised:
             live = [*held, *dict.fromkeys((outgoing, *gradients.values()))]
             moments.append((index, _moment(live, made_elements, op, DEQUANTISING_BYTES)))
@@ -279,21 +280,21 @@ def _backward(graph: Graph, saves: list[tuple[Value, ...]]) -> _Memory:
         if op.reduces_in_backward:
             fresh.append(Value(op.output.width, op.output.itemsize, op.output.logits))
         made_elements += op.parameter_elements
-        live = [*held, *dict.fromkeys((outgoing, *gradients.values(), *fresh))]
+        live = [*held, *dict.fromkeys((outgoing, *joined, *gradients.values(), *fresh))]
         scratch = op.backward_scratch
         moment = _moment(live, made_elements, op, float(graph.itemsize), scratch)
         moments.append((index, moment))
         for value in saved:
-            readers[value] -= 1
-            if readers[value] == 0:
-                del held[value]
+            readers[value.storage] -= 1
+            if readers[value.storage] == 0:
+                del held[value.storage]
         alive[index] = _bytes([*held, *dict.fromkeys(gradients.values())], False)
     return _Memory(moments, alive)
 
 
 def _unique(saves: Sequence[tuple[Value, ...]]) -> list[Value]:
     """All saved values, each once."""
-    return list(dict.fromkeys(value for saved in saves for value in saved))
+    return list(dict.fromkeys(value.storage for saved in saves for value in saved))
 
 
 def _moment(

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from shardwise.predict.configurations import Bools, Floats
 from shardwise.predict.program.blocks import UnitGroup
 from shardwise.predict.program.events import Alloc, Cost, Event, Instant
@@ -112,6 +114,8 @@ class DividedExperts(GroupCollectives):
         """The backward of a unit part by part; `ahead` is the gather of the unit before it."""
         shared, made, index = group.unit.groups[0], 0.0, group.place
         waiting = [*group.unit.groups[1:]]
+        # Bytes of the buffer of experts that were gathered while those of the block behind ran.
+        early: Floats = np.zeros(self.rows)
         before = self._previous_scatter(index)
         regathers = self.c.reshard_forward
         yield from self._gather_experts(waiting[-1], index, regathers)
@@ -123,7 +127,7 @@ class DividedExperts(GroupCollectives):
             for part in parts:
                 if part.of_experts:
                     assert one.experts is not None
-                    yield from self._experts_regathered(group, waiting.pop())
+                    yield from self._experts_regathered(group, waiting.pop(), early)
                 again = _counts(part.exchanges.again), _rows(part.exchanges.again)
                 yield from self.exchanged(index, (again[0], recomputes))
                 if part.of_experts:
@@ -132,6 +136,8 @@ class DividedExperts(GroupCollectives):
                         yield from ahead
                     else:
                         yield from self._gather_experts(following, index, regathers)
+                        early = self.gather_buffer_bytes(following) * regathers
+                        yield Alloc("unsharded_parameters", early)
                 yield from self.exchanged(index, (again[1], recomputes))
                 if recomputes.any():
                     cost = Cost("part_again", (part, one.again))
@@ -156,8 +162,13 @@ class DividedExperts(GroupCollectives):
                 yield from self._reduction(m, one.experts, index, before, *alive)
                 before = one.experts if one.experts.trained else before
 
-    def _experts_regathered(self, group: UnitGroup, experts: Unit) -> Iterator[Event]:
-        """Experts copied out of their flat buffer in the backward, after which it is freed."""
+    def _experts_regathered(
+        self, group: UnitGroup, experts: Unit, early: Floats
+    ) -> Iterator[Event]:
+        """Experts copied out of their flat buffer in the backward, after which it is freed.
+
+        `early` are the bytes of the buffer that are allocated already.
+        """
         regathers = self.c.reshard_forward
         if self.waits:
             cost = Cost("gather_again", (experts,))
@@ -165,7 +176,7 @@ class DividedExperts(GroupCollectives):
         yield from self._copy_out(experts, group.place, regathers, QUEUE)
         again = self.s.rearranged(experts) * self.c.param_bytes
         buffer = self.gather_buffer_bytes(experts) + again
-        yield Alloc("unsharded_parameters", self.gathered_bytes(experts) * regathers)
+        yield Alloc("unsharded_parameters", self.gathered_bytes(experts) * regathers - early)
         yield Instant((Alloc("unsharded_parameters", buffer * regathers),))
 
     def _moments_of_part(
