@@ -28,9 +28,10 @@ from shardwise.spec.strategy import Strategy
 FACTS = Path(__file__).with_name("published_mixtures.toml")
 BEGIN, END = "<!-- plans: written by python -m benchmarks.expert_plans -->", "<!-- end of plans -->"
 SEQ_LEN = 4096
+DISPATCHERS = {"all-to-all": "all-to-all", "deepep": "DeepEP", "hybridep": "HybridEP"}
 HEADER = """\
-| job | published | tokens/s a GPU | plan | tokens/s a GPU | their degree of experts | why |
-|---|---|--:|---|--:|---|---|
+| job | published | tokens/s a GPU | dispatch | plan | tokens/s a GPU | their degree of experts | why |
+|---|---|--:|---|---|--:|---|---|
 """
 
 
@@ -47,11 +48,19 @@ def read_runs() -> list[dict[str, Any]]:
 
 
 def search(run: dict[str, Any], degree: int | None = None) -> Found:
-    """The fastest that fits, of all degrees of experts or of one; no tensor, no context."""
+    """The fastest that fits, of all degrees of experts or of one; no tensor, no context.
+
+    Tokens travel as in the published run.
+    """
     tokens = run["sequences"] * SEQ_LEN
     start = time.process_time()
     described = describe_run(
-        run["model"], run["cluster"], seq_len=SEQ_LEN, global_batch=tokens, planned=True
+        run["model"],
+        run["cluster"],
+        seq_len=SEQ_LEN,
+        global_batch=tokens,
+        planned=True,
+        dispatch=run["dispatch"],
     )
     problem = Problem(described.model, described.cluster, described.job, described.strategy)
     space = Space(tensor=(1,), context=(1,))
@@ -77,6 +86,7 @@ def rows() -> Iterator[str]:
             job,
             run["layout"],
             published,
+            DISPATCHERS[run["dispatch"]],
             _words(found),
             _speed(found),
             _relative(same, found),

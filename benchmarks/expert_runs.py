@@ -22,15 +22,16 @@ from shardwise.predict.configurations import Configurations
 from shardwise.predict.kernels import hardware_of
 from shardwise.spec.catalogue import find_device
 from shardwise.spec.cluster import ClusterSpec
-from shardwise.spec.kernels import distinct_groups
 from shardwise.spec.lookup import find_model
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.question import describe_run
 from shardwise.spec.record import SpecError
 from shardwise.spec.software import Software, find_software
 from shardwise.spec.strategy import Strategy
+from shardwise.units.dispatch import Copies, copies_among, groups_among, sent_by_library
 from shardwise.units.division import Exchanges
 from shardwise.units.load import load_units
+from shardwise.units.stage import Stage
 from shardwise.units.unit import ModelUnits, Unit
 
 DEVICES = {
@@ -132,15 +133,6 @@ class Published(NamedTuple):
             return None
         found = known[max(held)]
         return found._replace(overlapped=OVERLAPPED.get(self.id, found.overlapped))
-
-    def copies(self, groups: int) -> float:
-        """Mean number of `groups` of ranks that a token is sent to, its own among them."""
-        model, settings = model_of(self), self.settings
-        assert model.experts is not None
-        assert model.experts_per_token is not None
-        if settings is not None and settings.routing == "forced, neighbours":
-            return max(1.0, model.experts_per_token * groups / model.experts)
-        return distinct_groups(model.experts, model.experts_per_token, groups)
 
 
 def split_of(stack: str, model: str, gpu: str) -> str:
@@ -377,53 +369,37 @@ def _software(run: Published) -> Software:
 
 
 def _as_stack(run: Published, units: ModelUnits, plain: ModelUnits, in_node: int) -> ModelUnits:
-    """The units with the dispatcher of a stack in place of torch's all-to-all of single tokens."""
-    made: dict[int, Unit] = {}
-    for block, undivided in zip(units.blocks, plain.blocks, strict=True):
-        if id(block) not in made:
-            made[id(block)] = _block_of_stack(run, block, undivided, in_node)
-    return replace(units, blocks=tuple(made[id(block)] for block in units.blocks))
+    """The units with the dispatcher of a run's stack, whose kernels sort tokens once."""
+    assert run.settings is not None
+    sent = sent_by_library(units, plain, copies_of(run, in_node))
+    made = {block: _scheduled(run.settings, block) for block in dict.fromkeys(sent.blocks)}
+    return replace(sent, blocks=tuple(made[block] for block in sent.blocks))
 
 
-def _block_of_stack(run: Published, block: Unit, undivided: Unit, in_node: int) -> Unit:
-    stage = block.stage
-    others = [part for part in stage.parts if not part.of_experts]
-    # Copies between dispatch and products are as many as without expert parallelism.
-    fused = undivided.stage.fused_bytes - sum(part.fused_bytes for part in others)
-    kernels = undivided.stage.kernels - sum(part.kernels for part in others)
-    parts = tuple(
-        replace(
-            part,
-            exchanges=_dispatched(run, part.exchanges, in_node),
-            fused_bytes=fused if part.of_experts else part.fused_bytes,
-            kernels=kernels if part.of_experts else part.kernels,
-        )
-        for part in stage.parts
-    )
-    changed = replace(stage, parts=parts, exchanges=_dispatched(run, stage.exchanges, in_node))
-    return replace(block, stage=changed)
+def copies_of(run: Published, in_node: int) -> Copies:
+    """Copies of a token with the dispatcher of a run, and with its routing."""
+    assert run.settings is not None
+    if run.settings.dispatcher == "all-to-all":
+        return lambda _, chosen: float(chosen)
+    if run.settings.routing == "forced, neighbours":
+        groups = groups_among(run.expert, in_node)
+        return lambda experts, chosen: max(1.0, chosen * groups / experts)
+    return copies_among(run.expert, in_node)
 
 
-def _dispatched(run: Published, exchanges: Exchanges, in_node: int) -> Exchanges:
-    """The exchanges with one copy of a token for each rank, or each other node, that it goes to.
+def _scheduled(settings: Settings, block: Unit) -> Unit:
+    """A block whose tokens take no time beside another micro-batch, and no host in full graphs."""
 
-    Without bytes where they run beside the compute of another micro-batch.
-    """
-    model, settings = model_of(run), run.settings
-    assert settings is not None
-    assert model.experts_per_token is not None
-    nodes = max(1, run.expert // in_node)
-    copies = run.copies(nodes) if nodes > 1 else run.copies(run.expert)
-    if settings.dispatcher == "all-to-all":
-        copies = float(model.experts_per_token)
-    share = 0.0 if settings.overlapped else copies / model.experts_per_token
-    return Exchanges(
-        *(
+    def scheduled(stage: Stage) -> Stage:
+        kept = (
             tuple(
-                one if one.axis != "expert" or one.host else one._replace(bytes=one.bytes * share)
+                one._replace(bytes=0.0) if settings.overlapped and not one.host else one
                 for one in way
                 if not (one.host and settings.graphs == "full step")
             )
-            for way in exchanges
+            for way in stage.exchanges
         )
-    )
+        parts = tuple(map(scheduled, stage.parts))
+        return replace(stage, parts=parts, exchanges=Exchanges(*kept))
+
+    return replace(block, stage=scheduled(block.stage))

@@ -11,6 +11,7 @@ from benchmarks.expert_runs import (
     MODELS,
     Published,
     cluster_of,
+    copies_of,
     model_of,
     published,
     read_experts,
@@ -66,13 +67,13 @@ def test_racks_are_one_domain_of_nvlink() -> None:
 def test_forced_routing_decides_how_far_tokens_travel() -> None:
     """AutoModel gives a token eight neighbours of 128 experts, all on one of 8 ranks."""
     neighbours = run_of("AutoModel", "Qwen3 MoE 30B", "H100")
-    assert neighbours.copies(8) == 1.0
+    assert copies_of(neighbours, 8)(128, 8) == 1.0
     drawn = run_of("Megatron-Bridge", "Qwen3_30B_a3B", "GB300")
     none_of_a_rank = math.comb(128 - 16, 8) / math.comb(128, 8)
-    assert drawn.copies(8) == pytest.approx(8 * (1 - none_of_a_rank))
+    assert copies_of(drawn, 8)(128, 8) == pytest.approx(8 * (1 - none_of_a_rank))
     # Four neighbours of 128 experts on 64 ranks are on two ranks, of one node.
     far = run_of("AutoModel", "GPT-OSS 120B", "H100")
-    assert (far.copies(64), far.copies(8)) == (2.0, 1.0)
+    assert (copies_of(far, 64)(128, 4), copies_of(far, 8)(128, 4)) == (2.0, 1.0)
 
 
 def test_settings_are_those_of_the_release() -> None:
@@ -98,7 +99,7 @@ def test_a_row_sends_the_copies_that_its_dispatcher_sends() -> None:
         )
         exchanges = row_of(run).units.blocks[0].stage.exchanges.forward
         sent = sum(one.bytes for one in exchanges if one.axis == "expert" and not one.host)
-        assert sent == pytest.approx(2 * 2048 * 2 * (copies or run.copies(8)))
+        assert sent == pytest.approx(2 * 2048 * 2 * (copies or copies_of(run, 8)(128, 8)))
 
 
 def test_the_shape_of_gpt_oss_is_that_of_its_card() -> None:

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from shardwise.planning.in_stack import with_software_of
 from shardwise.spec.strategy import Strategy
 from shardwise.stacks.limits import StackLimits
 from shardwise.stacks.read import deepspeed, torchtitan_toml
 from shardwise.stacks.read.imported import Imported
 from shardwise.stacks.read.imports import import_file
 from shardwise.stacks.write.exports import STACKS, export_run
+from shardwise.units.dispatch import dispatch_of
 from tests.stacks.runs import large
 
 # The last two run Shardwise itself.
@@ -49,16 +51,70 @@ def test_the_degree_comes_back(stack: str, kind: str, tmp_path: Path) -> None:
     assert Strategy.read(found.strategy).resolve(16, 8).expert == 8
 
 
-def test_megatron_is_told_how_tokens_travel() -> None:
-    text = export_run(with_experts(), "megatron-bridge").text
-    settings = {
-        ast.unparse(node.targets[0]): ast.literal_eval(node.value)
+def megatron_settings(run: Any) -> dict[str, Any]:
+    text = export_run(run, "megatron-bridge").text
+    return {
+        ast.unparse(node.targets[0]).removeprefix("model."): ast.literal_eval(node.value)
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith("model.")
     }
-    assert settings["model.expert_model_parallel_size"] == 8
-    assert settings["model.moe_token_dispatcher_type"] == "alltoall"
+
+
+@pytest.mark.parametrize(
+    ("dispatch", "kind", "backend"),
+    [
+        (None, "alltoall", None),
+        ("all-to-all", "alltoall", None),
+        ("deepep", "flex", "deepep"),
+        ("hybridep", "flex", "hybridep"),
+    ],
+)
+def test_megatron_is_told_how_tokens_travel(
+    dispatch: str | None, kind: str, backend: str | None
+) -> None:
+    settings = megatron_settings(with_experts(dispatch=dispatch))
+    assert settings["expert_model_parallel_size"] == 8
+    assert settings["moe_token_dispatcher_type"] == kind
+    assert settings.get("moe_flex_dispatcher_backend") == backend
     assert "expert_model" not in export_run(large(model=MIXTURE), "megatron-bridge").text
+
+
+@pytest.mark.parametrize(
+    ("stack", "dispatch"), [("megatron-bridge", "hybridep"), ("torchtitan", "deepep")]
+)
+def test_a_plan_for_a_stack_sends_tokens_as_it_can(stack: str, dispatch: str) -> None:
+    run = with_software_of(stack, with_experts())
+    assert dispatch_of(run.strategy, run.cluster) == dispatch
+    exported = export_run(run, stack)
+    assert f'"{dispatch}"' in exported.text or f"'{dispatch}'" in exported.text
+    assert not [one for one in exported.differences if "dispatch" in one.fields]
+
+
+@pytest.mark.parametrize("dispatch", ["deepep", "hybridep"])
+def test_torchtitans_backend_comes_back(dispatch: str, tmp_path: Path) -> None:
+    written = export_run(with_experts(dispatch=dispatch), "torchtitan")
+    (tmp_path / written.name).write_text(written.text)
+    assert import_file(tmp_path / written.name).strategy["dispatch"] == dispatch
+    table = {
+        "parallelism": {"expert_parallel_degree": 4, "expert_parallel_comm_backend": dispatch},
+        "training": {"steps": 10, "seq_len": 8192},
+    }
+    assert torchtitan_toml.read(table).strategy["dispatch"] == dispatch
+    table["parallelism"]["expert_parallel_comm_backend"] = "minimal_async_ep"
+    found = torchtitan_toml.read(table)
+    assert "expert_parallel_comm_backend" in lost(found)
+    assert found.strategy["expert"] == 4
+
+
+def test_a_stack_without_the_library_says_so() -> None:
+    exported = export_run(with_experts(dispatch="deepep"), "deepspeed")
+    named = [one for one in exported.differences if "dispatch" in one.fields]
+    assert [one.theirs["dispatch"] for one in named] == ["all-to-all"]
+    assert not [
+        one
+        for one in export_run(with_experts(dispatch="all-to-all"), "deepspeed").differences
+        if "dispatch" in one.fields
+    ]
 
 
 def test_deepspeed_takes_what_is_written() -> None:

@@ -43,6 +43,7 @@ from shardwise.pytorch.blocks import RootParts, root_parts
 from shardwise.pytorch.device import local_device
 from shardwise.pytorch.parts import Parts
 from shardwise.pytorch.private import fix_buckets, local_tensor
+from shardwise.spec.dispatch import ALL_TO_ALL
 from shardwise.spec.fused_loss import check_fused_loss
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
@@ -117,6 +118,11 @@ def _check_can_run(strategy: Strategy, device: torch.device) -> None:
     if strategy.attention not in (None, "sdpa"):
         raise SpecError(
             f"strategy.attention: {strategy.attention} is planned and exported, not trained; leave "
+            "it out, or export the run"
+        )
+    if strategy.expert > 1 and strategy.dispatch not in (None, ALL_TO_ALL):
+        raise SpecError(
+            f"strategy.dispatch: {strategy.dispatch} is planned and exported, not trained; leave "
             "it out, or export the run"
         )
     if strategy.linear_dtype is not None:

@@ -93,7 +93,7 @@ def read_step_shares(folder: Path) -> tuple[float, float] | None:
 def units_of(run: RunSpec) -> ModelUnits:
     """The units of a run's model, with `blocks_per_unit` blocks in each FSDP unit."""
     strategy = run.strategy
-    units = job_units(run.model, run.job, strategy)
+    units = job_units(run.model, run.job, strategy, run.cluster)
     return units.grouped(strategy.blocks_per_unit)
 
 

@@ -70,7 +70,7 @@ class Units:
         # Frozen weights of a user's module may have a compute dtype that sharding casts.
         casts = strategy.sharded or not isinstance(self._problem.model, ModuleRef)
         division = Division.of(strategy)
-        own = strategy.compile, strategy.attention
+        own = strategy.compile, strategy.attention, strategy.dispatch
         return strategy.autocast, casts, own, division, strategy.blocks_per_unit
 
     def of(self, strategy: Strategy) -> ModelUnits:
@@ -78,7 +78,8 @@ class Units:
         key = self.key(strategy)
         if key not in self._made:
             if strategy.blocks_per_unit == 1:
-                units = job_units(self._problem.model, self._problem.job, strategy)
+                problem = self._problem
+                units = job_units(problem.model, problem.job, strategy, problem.cluster)
                 along_rows = self._problem.along_rows
                 self._made[key] = units.sharded_along_rows() if along_rows else units
             else:

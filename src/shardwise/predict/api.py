@@ -23,7 +23,7 @@ def estimate_run(run: RunSpec, *, along_rows: bool = False) -> StepProfile:
 
     `along_rows` is for stacks that shard every tensor along its rows, which pads stacked experts.
     """
-    units = job_units(run.model, run.job, run.strategy)
+    units = job_units(run.model, run.job, run.strategy, run.cluster)
     units = units.sharded_along_rows() if along_rows else units
     origin = "formulas" if isinstance(run.model, ModelSpec) else "traced module"
 
@@ -41,5 +41,5 @@ def replay_run(run: RunSpec) -> Timeline | None:
     from shardwise.predict.replay import replay
 
     check_equal(run, "a simulated timeline")
-    units = job_units(run.model, run.job, run.strategy)
+    units = job_units(run.model, run.job, run.strategy, run.cluster)
     return replay(units, run.strategy, run.cluster, run.job)

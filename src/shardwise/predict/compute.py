@@ -136,7 +136,8 @@ def _products(
         each = np.maximum(tokens * stage.routed, 1e-9) / np.maximum(stage.experts, 1)
         grouped = stage.grouped_flops / np.maximum(stage.matmul_flops, 1e-9)
         seconds = seconds + products * grouped * k.grouped_half_tokens / each
-        seconds = seconds + k.routed_s * stage.routed * tokens * done.passes
+        each_s = np.where(stage.by_library, k.library_routed_s, k.routed_s)
+        seconds = seconds + each_s * stage.routed * tokens * done.passes
     return seconds
 
 

@@ -404,6 +404,7 @@ def coefficients_of(
         "grouped_half_tokens": _GROUPED_HALF_TOKENS,
         "exchange_efficiency": _EXCHANGE,
         "exchange_latency_s": _EXCHANGE_S,
+        "library_routed_s": figure("library_routed_s"),
         **products,
         **attention,
         **_link_coefficients(_KernelKey.of(device)),

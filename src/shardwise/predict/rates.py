@@ -62,6 +62,8 @@ class Coefficients(NamedTuple):
     # sorting and combining per routed token and pass.
     grouped_half_tokens: float = 0.0
     routed_s: float = 0.0
+    # The same where a library such as DeepEP sends the tokens.
+    library_routed_s: float = 0.0
     # Bytes moved per logit and step, beyond the counted bytes of its element-wise operations.
     head_bytes: float = 0.0
     # The host: seconds per block and pass, and the share of kernel launches that is left in

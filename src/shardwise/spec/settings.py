@@ -13,6 +13,7 @@ from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, cast
 
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.compression import Compress
+from shardwise.spec.dispatch import Dispatch
 from shardwise.spec.dtype import DType, LinearDType
 from shardwise.spec.job import Method
 from shardwise.spec.optimizer import Optimizer
@@ -51,6 +52,7 @@ class FixedSettings(TypedDict, total=False):
     loss: Loss | None
     loss_kernel: LossKernel | None
     attention: Attention | None
+    dispatch: Dispatch | None
     offload: bool | str | list[str] | None
 
 

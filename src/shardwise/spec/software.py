@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
+from shardwise.spec.dispatch import ALL_TO_ALL, Dispatch
 from shardwise.spec.record import Record, SpecError, did_you_mean
 from shardwise.spec.tables import entry, sections
 
@@ -52,6 +53,8 @@ class Software(Record):
     date: str
     attention: Mapping[Architecture, str]
     head: Head = "plain"
+    # How tokens travel to their experts; torch's all-to-all on other generations.
+    dispatch: Mapping[Architecture, Dispatch] = {}
     # Bytes the allocator reserves per byte in its pools (from, to); None for the common interval.
     reserved_over_pools: tuple[float, float] | None = None
     # The stack whose fitted coefficients apply; empty if there are none.
@@ -60,6 +63,10 @@ class Software(Record):
     def attention_on(self, device: DeviceSpec) -> str:
         """The name of the attention kernel that this software uses on a device."""
         return self.attention[architecture(device)]
+
+    def dispatch_on(self, device: DeviceSpec) -> Dispatch:
+        """How this software sends tokens to their experts on a device."""
+        return self.dispatch.get(architecture(device), ALL_TO_ALL)
 
 
 def architecture(device: DeviceSpec) -> Architecture:

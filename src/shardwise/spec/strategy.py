@@ -16,6 +16,7 @@ from shardwise.spec.contradictions import (
     problems_of_states,
 )
 from shardwise.spec.degrees import degrees_on
+from shardwise.spec.dispatch import Dispatch
 from shardwise.spec.dtype import DType, LinearDType
 from shardwise.spec.mesh import AXES, Axis, InnerAxis, Mesh
 from shardwise.spec.record import Record, SpecError, did_you_mean
@@ -85,6 +86,8 @@ class Strategy(Record):
     # Degree of expert parallelism: devices of a group that shares one copy of the model states
     # (shard x context) that divide the experts among them. It takes no devices of its own.
     expert: PositiveInt = 1
+    # How tokens travel to their experts. Unset, as the cluster's software sends them.
+    dispatch: Dispatch | None = None
     # Degree of tensor parallelism, and whether activations between matrices are divided too.
     tensor: PositiveInt = 1
     sequence_parallel: StrictBool = True

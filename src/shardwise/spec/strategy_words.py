@@ -134,6 +134,7 @@ def run_words(run: RunSpec) -> str:
         _method(job),
         _loss(strategy),
         f"{strategy.attention} attention" if strategy.attention else "",
+        _dispatch(strategy),
         _inner_axes_words(strategy),
         "embedding and head in their own units" if strategy.split_root else "",
         _blocks_per_unit(strategy),
@@ -313,6 +314,14 @@ def _inner_axes_words(strategy: Strategy) -> str:
         "tensor groups across nodes" if strategy.tensor_across_nodes else "",
         "ring attention" if strategy.context > 1 and strategy.context_method == "ring" else "",
     )
+
+
+def _dispatch(strategy: Strategy) -> str:
+    """Words for how tokens travel to their experts, if the strategy says it."""
+    named = {"all-to-all": "torch's all-to-all", "deepep": "DeepEP", "hybridep": "HybridEP"}
+    if strategy.dispatch is None or strategy.expert == 1:
+        return ""
+    return f"tokens sent by {named[strategy.dispatch]}"
 
 
 def _blocks_per_unit(strategy: Strategy) -> str:

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from shardwise.spec.dispatch import ALL_TO_ALL, Dispatch
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
+from shardwise.stacks.outcomes import repr_text
 from shardwise.stacks.read.imported import Reading, boolean, positive_integer, subtable
+from shardwise.units.dispatch import dispatch_of
 
+# How tokens travel to experts, in torchtitan's words; "standard" is its default.
+_OF_TITAN: dict[str, Dispatch] = {
+    "standard": ALL_TO_ALL,
+    "deepep": "deepep",
+    "hybridep": "hybridep",
+}
 # Families that DeepSpeed's AutoEP finds experts in.
 _AUTO_EP = ("mixtral", "qwen3_moe")
 
@@ -32,6 +41,39 @@ def set_experts(reading: Reading, key: str, degree: int) -> None:
         reading.lose(key, "Shardwise does not run it with groups that the backward gathers from")
     else:
         reading.given(key, {"expert": degree})
+
+
+def set_dispatch(reading: Reading, key: str, backend: object) -> None:
+    """Set how tokens travel from torchtitan's name of it, where experts are divided."""
+    if backend is None or "expert" not in reading.strategy:
+        return
+    dispatch = _OF_TITAN.get(str(backend))
+    if dispatch is None:
+        reading.lose(key, f"{repr_text(backend)} is planned as torch's all-to-all")
+    else:
+        reading.given(key, {"dispatch": dispatch})
+
+
+def titan_backend(run: RunSpec) -> str:
+    """torchtitan's name of how the run's tokens travel to experts; empty for its default."""
+    dispatch = dispatch_of(run.strategy, run.cluster)
+    if run.strategy.expert == 1 or dispatch == ALL_TO_ALL:
+        return ""
+    return next(name for name, ours in _OF_TITAN.items() if ours == dispatch)
+
+
+def megatron_dispatcher(run: RunSpec) -> dict[str, Any]:
+    """Megatron's settings of how the run's tokens travel to experts."""
+    dispatch = dispatch_of(run.strategy, run.cluster)
+    if dispatch == ALL_TO_ALL:
+        return {"moe_token_dispatcher_type": "alltoall"}
+    return {
+        "moe_token_dispatcher_type": "flex",
+        "moe_flex_dispatcher_backend": dispatch,
+        # The library computes with probabilities in fp32, and not beside shared experts.
+        "moe_router_dtype": "fp32",
+        "moe_shared_expert_overlap": False,
+    }
 
 
 def read_auto_ep(table: Mapping[str, object], reading: Reading) -> None:

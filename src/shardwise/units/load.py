@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from shardwise.spec.catalogue import traced
+from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.dispatch import ALL_TO_ALL
 from shardwise.spec.huggingface import config_table, without_formulas
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import ConfigRef, Model, ModuleRef
@@ -16,6 +18,7 @@ from shardwise.spec.progress import progress_line
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from shardwise.units.decoder import decoder_units
+from shardwise.units.dispatch import copies_among, dispatch_of, sent_by_library
 from shardwise.units.division import Division
 from shardwise.units.expert import divide_experts
 from shardwise.units.kept_trace import kept_lengths, kept_units
@@ -44,9 +47,16 @@ def load_units(model: Model, seq_len: int, strategy: Strategy, routing: float = 
     return in_low_bits(units, strategy.linear_dtype, gathered=strategy.low_bit_gather)
 
 
-def job_units(model: Model, job: Job, strategy: Strategy) -> ModelUnits:
-    """The units of a model for a job: with its reference model and the memory it reserves."""
+def job_units(model: Model, job: Job, strategy: Strategy, cluster: ClusterSpec) -> ModelUnits:
+    """The units of a model for a job: with its reference model and the memory it reserves.
+
+    Tokens travel to their experts as the software of the cluster sends them.
+    """
     units = load_units(model, job.seq_len, strategy, job.routing)
+    if strategy.expert > 1 and dispatch_of(strategy, cluster) != ALL_TO_ALL:
+        undivided = load_units(model, job.seq_len, strategy.but(expert=1))
+        copies = copies_among(strategy.expert, cluster.devices_per_node)
+        units = sent_by_library(units, undivided, copies)
     if job.method is None:
         return units
     # With adapters the reference is the model itself, without them.

@@ -76,6 +76,8 @@ class Stage:
     compiled: bool = False
     # The low-bit dtype of matrix products; None if they run in the compute dtype.
     linear_dtype: LinearDType | None = None
+    # Whether a library sends tokens to experts, in place of torch's all-to-all.
+    by_library: bool = False
     # FLOPs of the backward's matmuls; None for twice the forward's (inputs and weights).
     gradient_flops: float | None = None
     kept: Mapping[Policy, Kept] = field(

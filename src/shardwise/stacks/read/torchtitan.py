@@ -6,7 +6,7 @@ from typing import Any
 
 from shardwise.spec.dtype import TORCH_NAMES
 from shardwise.spec.strategy import Strategy
-from shardwise.stacks.experts import set_experts
+from shardwise.stacks.experts import set_dispatch, set_experts
 from shardwise.stacks.read.imported import Imported, Reading, finite_number, set_optimizer
 from shardwise.stacks.read.source import Call, Script, unused_reason
 from shardwise.stacks.read.titan_recipe import set_lengths, set_model, set_recipe
@@ -37,6 +37,7 @@ def read(script: Script) -> Imported:
     set_recipe(training.keywords, schedule, seed, reading)
     for call in script.calls("model_registry"):
         set_model(call.origin.split(".")[-2], call.get("flavor", 0), reading)
+        set_dispatch(reading, "moe_comm_backend", call.get("moe_comm_backend"))
     policies = [call for call in script.calls("Config") if ".activation_checkpoint." in call.origin]
     names = [call.origin.split(".")[-2] for call in policies]
     reading.strategy["recompute"] = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwise.spec.record import SpecError
+from shardwise.stacks.experts import set_dispatch
 from shardwise.stacks.outcomes import repr_text
 from shardwise.stacks.read.imported import (
     Imported,
@@ -76,6 +77,8 @@ def read(table: Mapping[str, object]) -> Imported:
     # Loss parallelism, and sequence parallelism beside tensor parallelism, are always on.
     read_training(Call("TrainingConfig", (), training), reading)
     read_experts(parallelism, reading)
+    backend = "expert_parallel_comm_backend"
+    set_dispatch(reading, backend, parallelism.get(backend))
     set_lengths(training, reading)
     _optimizer(parts["optimizer"], reading)
     set_recipe(training, parts["lr_scheduler"], parts["debug"].get("seed"), reading)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from shardwise.spec.dispatch import ALL_TO_ALL
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
@@ -106,9 +107,11 @@ def compare(
     """
     cluster, ours = run.cluster, run.strategy
     size = cluster.devices, cluster.devices_per_node
-    if ours.attention is None:
-        # Then it is the stack's choice.
-        read_back = {name: value for name, value in read_back.items() if name != "attention"}
+    # A file that does not say how tokens travel to experts leaves it to torch.
+    read_back = {"dispatch": ALL_TO_ALL, **read_back}
+    # What the run does not name is the stack's choice.
+    unnamed = {name for name in ("attention", "dispatch") if getattr(ours, name) is None}
+    read_back = {name: value for name, value in read_back.items() if name not in unnamed}
     by_file = Strategy.read(read_back).resolve(*size)
     applied = Strategy.read({**read_back, **(script or {})}).resolve(*size)
     settled = {
@@ -171,6 +174,8 @@ def without_effect(strategy: Strategy) -> set[str]:
         found |= {"loss_kernel"}
     if strategy.attention is None:
         found |= {"attention"}
+    if strategy.dispatch is None or strategy.expert == 1:
+        found |= {"dispatch"}
     if strategy.accumulate == 1:
         found |= {*_OF_ACCUMULATION}
     if strategy.compress != "powersgd":

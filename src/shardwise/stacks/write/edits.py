@@ -122,9 +122,9 @@ def _meaning(found: Imported, run: RunSpec) -> Meaning:
     fields = imported_strategy(found, cluster.devices)
     strategy = Strategy.read(fields).resolve(cluster.devices, cluster.devices_per_node)
     idle = without_effect(strategy)
-    if run.strategy.attention is None:
-        # A run that names no kernel is content with the one that packing needs.
-        idle = {*idle, "attention"}
+    # A run that names no kernel is content with the one that packing needs.
+    unnamed = [name for name in ("attention", "dispatch") if getattr(run.strategy, name) is None]
+    idle = {*idle, *unnamed}
     settings = strategy.model_dump(exclude=idle)
     train = TrainSettings.read(found.train)
     if train.warmup_steps == 1:

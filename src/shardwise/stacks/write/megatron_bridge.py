@@ -22,6 +22,7 @@ from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import DataSettings, TrainSettings
+from shardwise.stacks.experts import megatron_dispatcher
 from shardwise.stacks.write.chat_differences import stream_differences
 from shardwise.stacks.write.differences import Comparison, compare
 from shardwise.stacks.write.exported import DEFAULT_TARGET, Exported, Target
@@ -92,6 +93,7 @@ def _comparison(run: RunSpec) -> Comparison:
         "context": strategy.context,
         "context_method": strategy.context_method,
         "expert": strategy.expert,
+        "dispatch": strategy.dispatch,
         "recompute": "none" if strategy.recompute == "selective" else strategy.recompute,
         "param_dtype": strategy.param_dtype if _is_mixed(strategy) else "fp32",
         "reduce_dtype": "bf16" if strategy.reduce_dtype == "bf16" else "fp32",
@@ -223,7 +225,7 @@ def _axes(run: RunSpec) -> dict[str, Any]:
     if strategy.expert > 1:
         found |= {
             "expert_model_parallel_size": strategy.expert,
-            "moe_token_dispatcher_type": "alltoall",
+            **megatron_dispatcher(run),
         }
     return found
 

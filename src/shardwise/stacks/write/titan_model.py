@@ -38,8 +38,10 @@ _STRUCTURE = (
 )
 
 
-def write_model(model: Model) -> tuple[str, str]:
+def write_model(model: Model, backend: str = "") -> tuple[str, str]:
     """The code of the function that returns the model, and the code of its imports.
+
+    `backend` is torchtitan's name of how tokens travel to experts; empty for its default.
 
     Raises:
         SpecError: torchtitan does not have this model.
@@ -49,7 +51,8 @@ def write_model(model: Model) -> tuple[str, str]:
     library = "qwen3" if model.family in ("qwen3", "qwen3_moe") else "llama3"
     flavor = _flavor(model, library)
     if flavor is not None:
-        body = f'def model_spec():\n    return model_registry("{flavor}")\n'
+        sent = f', moe_comm_backend="{backend}"' if backend else ""
+        body = f'def model_spec():\n    return model_registry("{flavor}"{sent})\n'
         return body, f"from torchtitan.models.{library} import model_registry"
     if not _is_plain(model, "llama") or model.head_dim * model.heads != model.hidden:
         raise SpecError(

@@ -13,6 +13,7 @@ from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import CheckpointSettings, DataSettings, TrainSettings
+from shardwise.stacks.experts import titan_backend
 from shardwise.stacks.outcomes import ABSENT, Difference, Differences
 from shardwise.stacks.read.source import Script
 from shardwise.stacks.read.torchtitan import read
@@ -107,7 +108,7 @@ def _command(run: RunSpec, target: Target) -> str:
 
 def _written(run: RunSpec, train: TrainSettings, data: DataSettings) -> str:
     """The text of the file."""
-    body, imports = write_model(run.model)
+    body, imports = write_model(run.model, titan_backend(run))
     strategy = run.strategy
     return _FILE.format(
         title=one_line(f"{run.model.name} on {run.cluster}: {run.strategy}"),
