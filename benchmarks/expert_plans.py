@@ -30,7 +30,7 @@ BEGIN, END = "<!-- plans: written by python -m benchmarks.expert_plans -->", "<!
 SEQ_LEN = 4096
 DISPATCHERS = {"all-to-all": "all-to-all", "deepep": "DeepEP", "hybridep": "HybridEP"}
 HEADER = """\
-| job | published | tokens/s a GPU | dispatch | plan | tokens/s a GPU | their degree of experts | why |
+| job | published | tokens/s a GPU | dispatch | plan | tokens/s a GPU | at their degree | why |
 |---|---|--:|---|---|--:|---|---|
 """
 

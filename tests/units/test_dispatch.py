@@ -42,7 +42,7 @@ def test_a_token_goes_once_to_each_device_or_node(degree: int, in_node: int, gro
 @pytest.mark.parametrize("dispatch", ["deepep", "hybridep"])
 def test_traffic_is_that_of_the_copies(dispatch: str) -> None:
     torchs, librarys = sent(run_of()), sent(run_of(dispatch=dispatch))
-    # Eight experts of a token are on 5.4 of eight devices.
+    # Eight experts of a token are on 5.3 of eight devices.
     assert librarys / torchs == pytest.approx(copies_among(8, 8)(128, 8) / 8, rel=1e-6)
     # A token crosses to each of two nodes once.
     two = sent(run_of("2x8xH100-SXM@400Gbps", dispatch=dispatch, expert=16))
