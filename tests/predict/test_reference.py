@@ -15,6 +15,7 @@ from shardwise.spec.run import RunSpec, run_from_dict
 from shardwise.step.profile import StepProfile
 from shardwise.trainer.admit import check_can_train
 from shardwise.units.load import job_units
+from shardwise.units.unit import ModelUnits
 from tests.predict.blocks import unrolled
 
 DEVICES, GIB = 8, 2**30
@@ -34,6 +35,10 @@ def run_of(kind: str = "zero3", adapter: Any = None, **job: Any) -> RunSpec:
     return run_from_dict(sections).resolved()
 
 
+def units_of(run: RunSpec) -> ModelUnits:
+    return job_units(run.model, run.job, run.strategy, run.cluster)
+
+
 def both(kind: str = "zero3", adapter: Any = None, **job: Any) -> tuple[StepProfile, StepProfile]:
     plain = estimate_run(run_of(kind, adapter))
     return plain, estimate_run(run_of(kind, adapter, method="dpo", **job))
@@ -45,7 +50,7 @@ def gathers(profile: StepProfile) -> tuple[int, int]:
 
 
 def test_a_copy_is_held_like_the_trained_model() -> None:
-    units = job_units(run_of().model, run_of(method="dpo").job, run_of().strategy)
+    units = units_of(run_of(method="dpo"))
     padded = sum(unit.padded_numel(DEVICES) for unit in units.units)
     _, sharded = both("zero3")
     assert sharded.known_memory.terms["reference"] == 4 * padded / DEVICES
@@ -57,7 +62,7 @@ def test_a_copy_is_held_like_the_trained_model() -> None:
 
 
 def test_its_forward_gathers_every_unit_once_more() -> None:
-    units = job_units(run_of().model, run_of(method="dpo").job, run_of().strategy)
+    units = units_of(run_of(method="dpo"))
     size = 2 * sum(unit.padded_numel(DEVICES) for unit in units.units)
     plain, dpo = both("zero3")
     assert gathers(dpo) == (gathers(plain)[0] + len(units.units), gathers(plain)[1] + size)
@@ -84,7 +89,7 @@ def test_a_forward_is_a_third_of_forward_and_backward(kind: str) -> None:
 
 def test_with_adapters_the_reference_is_the_model_itself() -> None:
     plain, dpo = both("zero3", LORA)
-    units = job_units(run_of(adapter=LORA).model, run_of(method="dpo").job, run_of().strategy)
+    units = units_of(run_of(adapter=LORA, method="dpo"))
     assert "reference" not in dpo.known_memory.terms
     assert gathers(dpo)[0] == gathers(plain)[0] + len(units.blocks)
     assert dpo.known_memory.terms["parameters"] == plain.known_memory.terms["parameters"]
@@ -103,7 +108,7 @@ def test_nothing_of_its_forward_stays(kind: str, adapter: Any) -> None:
     left = []
     for job in ({}, {"method": "dpo"}):
         run = run_of(kind, adapter, **job)
-        units = job_units(run.model, run.job, run.strategy)
+        units = units_of(run)
         sums: dict[str, float] = {}
         for event in unrolled(step_program(units, Configurations.of([run.strategy]))):
             if isinstance(event, Alloc):

@@ -95,13 +95,14 @@ def test_torchtitans_backend_comes_back(dispatch: str, tmp_path: Path) -> None:
     written = export_run(with_experts(dispatch=dispatch), "torchtitan")
     (tmp_path / written.name).write_text(written.text)
     assert import_file(tmp_path / written.name).strategy["dispatch"] == dispatch
-    table = {
-        "parallelism": {"expert_parallel_degree": 4, "expert_parallel_comm_backend": dispatch},
-        "training": {"steps": 10, "seq_len": 8192},
-    }
-    assert torchtitan_toml.read(table).strategy["dispatch"] == dispatch
-    table["parallelism"]["expert_parallel_comm_backend"] = "minimal_async_ep"
-    found = torchtitan_toml.read(table)
+
+    def with_backend(name: str) -> Imported:
+        degrees = {"expert_parallel_degree": 4, "expert_parallel_comm_backend": name}
+        training = {"steps": 10, "seq_len": 8192}
+        return torchtitan_toml.read({"parallelism": degrees, "training": training})
+
+    assert with_backend(dispatch).strategy["dispatch"] == dispatch
+    found = with_backend("minimal_async_ep")
     assert "expert_parallel_comm_backend" in lost(found)
     assert found.strategy["expert"] == 4
 
