@@ -86,9 +86,11 @@ class Placed(Sequence[Strategy]):
         return (self[row] for row in range(len(self)))
 
     def take(self, rows: Ints) -> Placed:
-        """The rows with these indices."""
+        """The rows with these indices, and only their forms."""
         places = [self.places[row] for row in rows.tolist()]
-        return Placed(self.forms, self.form[rows], places, exact=self.exact)
+        used, form = np.unique(self.form[rows], return_inverse=True)
+        forms = [self.forms[number] for number in used.tolist()]
+        return Placed(forms, form, places, exact=self.exact)
 
     def where(self, keeps: Callable[[Strategy], bool]) -> Placed:
         """The rows of the forms that `keeps` accepts, which must not depend on degrees."""

@@ -141,8 +141,8 @@ def _time_fields(
     low, high = error_interval(cluster, regime)
     exposed = float(times.exposed_communication_s[0])
     peak = cluster.device.peak_flops(strategy.param_dtype)
-    inside: dict[str, Any] = {
-        f"{axis}_s": float(seconds[0])
+    inside = {
+        axis: float(seconds[0])
         for axis, seconds in times.inside_s.items()
         if getattr(strategy, axis) > 1
     }
@@ -154,7 +154,8 @@ def _time_fields(
             exposed_communication_s=exposed,
             exposed_copy_s=float(times.copy_s[0]),
             optimizer_s=float(times.optimizer_s[0]),
-        )._replace(**inside),
+            inside_s=inside or None,
+        ),
         "throughput": throughput_of(work, step, cluster.devices, peak),
         "bottleneck": _bottleneck(memory, times, without_latency),
     }

@@ -12,6 +12,9 @@ AXES: tuple[Axis, ...] = ("replicate", "shard", "context", "tensor")
 InnerAxis = Literal["tensor", "context", "expert"]
 INNER_AXES: tuple[InnerAxis, ...] = ("tensor", "context", "expert")
 
+# Groups that are made for one purpose, even where they span all processes.
+OWN_GROUPS = ("context", "expert", "expert_shard")
+
 
 class Mesh(NamedTuple):
     """Degrees of parallelism along named axes, outer to inner; a degree of 1 means no parallelism.

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from shardwise.spec.mesh import INNER_AXES, OWN_GROUPS, InnerAxis
 from shardwise.spec.quantity import show_count, show_gib, show_seconds
 from shardwise.spec.read_file import read_json
 from shardwise.spec.record import SpecError
@@ -91,10 +92,9 @@ class TimeProfile(NamedTuple):
     exposed_communication_s: float | None = None
     exposed_copy_s: float | None = None
     optimizer_s: float | None = None
-    # Parts of the exposed communication: collectives of tensor, context and expert groups.
-    tensor_s: float | None = None
-    context_s: float | None = None
-    expert_s: float | None = None
+    # Parts of the exposed communication: collectives inside blocks, by axis. In JSON each axis has
+    # a key of its own, such as tensor_s.
+    inside_s: Mapping[InnerAxis, float] | None = None
 
 
 class ThroughputProfile(NamedTuple):
@@ -166,8 +166,25 @@ class StepProfile(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """The profile as `--json` prints it."""
         plain: dict[str, Any] = {"schema": SCHEMA, **_plain(self)}
+        if self.time is not None:
+            plain["time"] = without_inside(self.time)
         plain["provenance"]["from"] = plain["provenance"].pop("origin")
         return plain
+
+
+def without_inside(time: TimeProfile) -> dict[str, Any]:
+    """The time as JSON has it, with a key for each axis inside blocks."""
+    plain: dict[str, Any] = _plain(time)
+    inside = plain.pop("inside_s", {})
+    return {**plain, **{f"{axis}_s": seconds for axis, seconds in inside.items()}}
+
+
+def with_inside(time: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a TimeProfile, from keys as JSON has them: one for each axis inside blocks."""
+    given = {axis: time.get(f"{axis}_s") for axis in INNER_AXES}
+    inside = {axis: seconds for axis, seconds in given.items() if seconds is not None}
+    fields = {key: value for key, value in time.items() if key.removesuffix("_s") not in given}
+    return {**fields, "inside_s": inside} if inside else fields
 
 
 def read_profile(told: object, where: str) -> StepProfile:
@@ -246,6 +263,8 @@ def _known(record: type, told: Any) -> Any:
     kept = {key: value for key, value in told.items() if key in fields}
     if record is not StepProfile:
         return kept
+    if isinstance(kept.get("time"), Mapping):
+        kept["time"] = with_inside(kept["time"])
     return {k: _known(parts[k], v) if k in parts else v for k, v in kept.items()}
 
 
@@ -264,10 +283,6 @@ def throughput_of(
     )
 
 
-# Axes with process groups of their own, even where these span all processes.
-_OWN_GROUPS = ("context", "expert", "expert_shard")
-
-
 def by_operation(
     traffic: Iterable[CollectiveProfile],
 ) -> dict[tuple[str, int, str], tuple[int, int]]:
@@ -278,7 +293,7 @@ def by_operation(
     """
     traffic = [one for one in traffic if one.group_size > 1]
     axes = {one.group_size: _AXIS.get(one.group, one.group) for one in traffic
-            if one.group not in ("world", *_OWN_GROUPS)}  # fmt: skip
+            if one.group not in ("world", *OWN_GROUPS)}  # fmt: skip
     found: dict[tuple[str, int, str], tuple[int, int]] = {}
     for one in traffic:
         axis = axes.get(one.group_size, "world") if one.group == "world" else one.group

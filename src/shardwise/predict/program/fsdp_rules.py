@@ -53,6 +53,10 @@ class ShardedPlacement(Placement):
         """Rows whose forward gathers; in others, all units are still gathered."""
         return self.every if m.first else self.c.reshard_backward
 
+    def alike_forward(self, m: MicroBatch) -> MicroBatch:
+        gathers_again = bool(self.c.reshard_backward.all())
+        return MicroBatch(first=m.first or gathers_again, final=False)
+
     def scatters(self, m: MicroBatch) -> Bools:
         """Rows that reduce-scatter gradients in a micro-batch."""
         return self.every if m.final else self.c.shard_sync_every

@@ -66,6 +66,10 @@ class Placement:
     def block_forward(self, m: MicroBatch, group: UnitGroup) -> Iterator[Event]:
         raise NotImplementedError
 
+    def alike_forward(self, m: MicroBatch) -> MicroBatch:
+        """The first kind of micro-batch whose blocks have the same forward as this one's."""
+        return MicroBatch(first=True, final=False)
+
     def head_begins(self, m: MicroBatch) -> Iterator[Event]:
         """The events after the last block and before the head."""
         raise NotImplementedError

@@ -152,7 +152,7 @@ class _Blocks(NamedTuple):
 def _micro_batch(placed: Placement, m: MicroBatch, blocks: _Blocks) -> Iterator[Event]:
     yield from placed.begin(m)
     yield Phase("forward")
-    yield from _repeat_groups(placed, m, blocks.forward, placed.block_forward)
+    yield from _repeat_groups(placed, placed.alike_forward(m), blocks.forward, placed.block_forward)
     yield Phase("end of forward")
     yield from loss_forward(placed, m)
     yield from reference_forward(placed, m)

@@ -44,7 +44,7 @@ from shardwise.spec.read_file import read_bytes, read_json
 from shardwise.spec.record import Record, SpecError
 from shardwise.spec.run import RunSpec, read_run
 from shardwise.spec.unequal import check_equal
-from shardwise.step.profile import StepProfile, read_profile_file
+from shardwise.step.profile import StepProfile, read_profile_file, without_inside
 
 # Words in the names that devices report, by vendor.
 _VENDORS: dict[Vendor, tuple[str, ...]] = {
@@ -304,7 +304,7 @@ def _step(profile: StepProfile) -> Step:
         memory=_record_of(Memory, profile.memory),
         traffic=tuple(_record_of(Collective, one) for one in profile.traffic),
         work=_record_of(Work, profile.work),
-        time=_record_of(Time, profile.time),
+        time=Time.read(without_inside(profile.time)) if profile.time is not None else None,
         throughput=_record_of(Throughput, profile.throughput),
     )
 

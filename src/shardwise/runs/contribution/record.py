@@ -18,7 +18,7 @@ from shardwise.spec.cluster import ClusterSpec, DeviceSpec
 from shardwise.spec.dtype import DType
 from shardwise.spec.families import FAMILIES, linear_names
 from shardwise.spec.job import Job
-from shardwise.spec.mesh import Axis
+from shardwise.spec.mesh import Axis, InnerAxis
 from shardwise.spec.model import Activation, Layout, ModelSpec, Norm
 from shardwise.spec.record import Record, SpecError
 from shardwise.spec.strategy import Strategy
@@ -31,6 +31,7 @@ from shardwise.step.profile import (
     TimeProfile,
     Verdict,
     WorkProfile,
+    with_inside,
 )
 
 SCHEMA = 1
@@ -81,7 +82,7 @@ MemoryTerm = Literal[
     "reduce_buffers", "activations", "logits", "working", "other",
 ]  # fmt: skip
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"]
-Group = Literal[Axis, "reshard", "world"]
+Group = Literal[Axis, InnerAxis, "reshard", "expert_shard", "world"]
 # Sizes up to an exabyte, and seconds up to a day: far beyond any step, and never infinite.
 Size = Annotated[int, BeforeValidator(_number), Field(ge=0, le=10**18)]
 Count = Annotated[int, BeforeValidator(_number), Field(ge=1, le=10**13)]
@@ -342,7 +343,7 @@ class Contribution(Record):
             memory=MemoryProfile(**memory.model_dump()) if memory else None,
             traffic=tuple(CollectiveProfile(**one.model_dump()) for one in step.traffic),
             work=WorkProfile(**work.model_dump(), convention=MFU_CONVENTION) if work else None,
-            time=TimeProfile(**step.time.model_dump()) if step.time else None,
+            time=TimeProfile(**with_inside(step.time.model_dump())) if step.time else None,
             throughput=ThroughputProfile(
                 **rates.model_dump(), mfu_convention=MFU_CONVENTION if rates.mfu else None
             )
