@@ -167,3 +167,55 @@ def test_auto_ep_counts_only_when_enabled() -> None:
     plain = {"zero_optimization": {"stage": 0}, "train_micro_batch_size_per_gpu": 1}
     ddp = deepspeed.read({**plain, "expert_parallel": {"enabled": True, "autoep_size": 4}})
     assert lost(ddp) == {"expert_parallel.autoep_size"}
+
+
+@pytest.mark.parametrize("stack", [name for name in STACKS if name != "lightning"])
+@pytest.mark.parametrize("kind", ["none", "local", "global"])
+def test_each_stack_balances_routers_or_says_that_it_does_not(stack: str, kind: str) -> None:
+    run = large(model=MIXTURE, train={"balance_loss": kind})
+    exported = export_run(run, stack)
+    named = [
+        one
+        for one in (*exported.differences, *exported.by_script)
+        if "train.balance_loss" in one.words
+    ]
+    if stack in ("slurm", "kubernetes"):
+        told = False
+    elif stack == "megatron-bridge":
+        told = kind == "global"
+        theirs = {"none": "none", "local": "aux_loss", "global": "global_aux_loss"}
+        assert megatron_settings(run)["moe_router_load_balancing_type"] == theirs[kind]
+    else:
+        # Without an auxiliary loss, torchtitan still moves biases of experts.
+        told = kind != "none" or stack == "torchtitan"
+    assert bool(named) == told
+
+
+def test_a_dense_model_has_no_router_to_balance() -> None:
+    for stack in ("torchtitan", "megatron-bridge"):
+        exported = export_run(large(), stack)
+        assert not any("train.balance_loss" in one.fields for one in exported.differences)
+        assert "load_balancing" not in exported.text
+
+
+READ = {
+    "trl": "max_length: 2048\nrouter_aux_loss_coef: 0.01\n",
+    "llama-factory": "stage: sft\nfinetuning_type: full\ncutoff_len: 64\nmodel_name_or_path: m\n"
+    "moe_aux_loss_coef: 0.01\n",
+}
+
+
+@pytest.mark.parametrize("stack", READ)
+def test_a_file_with_an_auxiliary_loss_says_how_to_set_it(stack: str, tmp_path: Path) -> None:
+    (tmp_path / "file.yaml").write_text(READ[stack])
+    found = import_file(tmp_path / "file.yaml")
+    assert any("train.balance_loss" in words for words in found.unsupported)
+
+
+def test_axolotl_divides_experts(tmp_path: Path) -> None:
+    text = (
+        "base_model: m\nmicro_batch_size: 1\nsequence_len: 64\nbf16: true\nfsdp_version: 2\n"
+        "fsdp_config:\n  reshard_after_forward: true\nexpert_parallel_size: 4\n"
+    )
+    (tmp_path / "file.yaml").write_text(text)
+    assert import_file(tmp_path / "file.yaml").strategy["expert"] == 4

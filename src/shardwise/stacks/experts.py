@@ -1,4 +1,4 @@
-"""Expert parallelism in the files of other stacks: who divides experts, and where it is read."""
+"""Experts in the files of other stacks: who divides them, and who balances their routers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 from shardwise.spec.dispatch import ALL_TO_ALL, Dispatch
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
-from shardwise.stacks.outcomes import repr_text
+from shardwise.spec.train import BalanceLoss
+from shardwise.stacks.outcomes import Difference, repr_text
 from shardwise.stacks.read.imported import Reading, boolean, positive_integer, subtable
 from shardwise.units.dispatch import dispatch_of
 
@@ -18,6 +19,17 @@ _OF_TITAN: dict[str, Dispatch] = {
     "deepep": "deepep",
     "hybridep": "hybridep",
 }
+_IN_CONFIG = "set output_router_logits of the model's configuration, which adds that of each rank"
+# What becomes of the auxiliary loss of routers; Megatron-Bridge has a setting for it, the script of
+# plain torch says so itself, and other stacks run Shardwise.
+_BALANCE = {
+    **dict.fromkeys(("trainer", "trl", "axolotl", "llama-factory"), _IN_CONFIG),
+    **dict.fromkeys(("accelerate", "deepspeed"), "add it to the loss in your script"),
+    "lightning": "the script adds no auxiliary loss for routers",
+    "torchtitan": "torchtitan has none; it moves a bias of each expert (load_balance_coeff)",
+}
+# moe_router_load_balancing_type of Megatron for each auxiliary loss.
+_MEGATRON_BALANCE = {"none": "none", "local": "aux_loss", "global": "global_aux_loss"}
 # Families that DeepSpeed's AutoEP finds experts in.
 _AUTO_EP = ("mixtral", "qwen3_moe")
 
@@ -92,3 +104,29 @@ def write_auto_ep(run: RunSpec) -> dict[str, Any]:
     if strategy.kind == "zero3" and (strategy.context > 1 or strategy.hybrid):
         return {}
     return {"expert_parallel": {"enabled": True, "autoep_size": strategy.expert}}
+
+
+def balance_differences(run: RunSpec, stack: str) -> tuple[Difference, ...]:
+    """What a stack does instead of the auxiliary loss of routers; empty if it does the same."""
+    kind, why = _balance_loss(run), _BALANCE.get(stack)
+    if stack == "megatron-bridge" and kind == "global":
+        why = "Megatron's shares of tokens are of all micro-batches of a step, not of each"
+    balances_anyway = stack == "torchtitan" and _has_experts(run)
+    if why is None or (kind == "none" and not balances_anyway):
+        return ()
+    return (Difference(why, {"train.balance_loss": kind}),)
+
+
+def megatron_balance(run: RunSpec) -> dict[str, Any]:
+    """Megatron's setting of the auxiliary loss, whose coefficient is the model's; empty without."""
+    if not _has_experts(run):
+        return {}
+    return {"moe_router_load_balancing_type": _MEGATRON_BALANCE[_balance_loss(run)]}
+
+
+def _balance_loss(run: RunSpec) -> BalanceLoss:
+    return "none" if run.train is None else run.train.balance_loss
+
+
+def _has_experts(run: RunSpec) -> bool:
+    return isinstance(run.model, ModelSpec) and bool(run.model.experts)

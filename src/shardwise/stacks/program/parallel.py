@@ -166,6 +166,20 @@ def prefetch(model: Any, units: list[Any]) -> None:
             unit.set_modules_to_forward_prefetch(ahead)
 
 
+def fix_buckets(model: DistributedDataParallel) -> None:
+    """Let DDP form its final buckets now: a process else does so after its first step.
+
+    With 3 or more ranks the order in which a gradient is summed depends on its place in a bucket.
+    Only the order in which gradients arrive decides; the next forward pass makes the buckets.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    model.reducer.prepare_for_backward([])
+    for parameter in reversed(trained):
+        torch.autograd.backward(parameter, torch.zeros_like(parameter))
+    for parameter in trained:
+        parameter.grad = None
+
+
 def build_model() -> Any:
     """The model with its first weights, sharded if it is to be."""
     if MODEL != "written" and not META_INIT:
@@ -191,6 +205,7 @@ def build_model() -> Any:
             **({"bucket_cap_mb": BUCKET_MIB} if BUCKET_MIB is not None else {}),
             **({"forward_sync_buffers": SYNCS_BUFFERS} if not SYNCS_BUFFERS else {}),
         )
+        fix_buckets(model)
         if COMPRESS is not None:
             compress_gradients(model)
     return model

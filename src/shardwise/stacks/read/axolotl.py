@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from shardwise.spec.adapter import ALL_LINEAR
 from shardwise.spec.record import SpecError
 from shardwise.stacks.attention import read_attention
+from shardwise.stacks.experts import set_experts
 from shardwise.stacks.outcomes import ABSENT, repr_text
 from shardwise.stacks.read import accelerate, known_keys
 from shardwise.stacks.read.adapters import LoraKeys, Quantisation, set_base, set_lora, set_master
@@ -56,7 +57,6 @@ _LOST = {
     "fp8_enable_fsdp_float8_all_gather": "parameters are gathered in bf16",
     "gptq": "weights are planned as adapter.base says",
     "model_quantization_config": "weights are planned as adapter.base says",
-    "expert_parallel_size": "experts are not divided among devices in Shardwise",
     "diffusion": _TASK, "ebft": _TASK, "use_eaft": _TASK, "num_labels": _TASK,
 }  # fmt: skip
 # axolotl's keys for degrees, and accelerate's.
@@ -96,6 +96,8 @@ def read(table: Mapping[str, object]) -> Imported:
     set_packing(reading, given, "sample_packing", absent=False)
     read_attention(given, reading)
     _read_other_keys(given, reading)
+    degree = positive_integer(given, "expert_parallel_size")
+    set_experts(reading, "expert_parallel_size", degree or 1)
     found = reading.finish()
     return as_dpo(found, f"rl {given['rl']}", reference=True) if given.get("rl") else found
 

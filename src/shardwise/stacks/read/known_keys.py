@@ -151,7 +151,7 @@ AXOLOTL = (
     "bfloat16", "float16", "gradient_checkpointing", "fsdp", "fsdp_config", "fsdp_version",
     "deepspeed", "dp_shard_size", "dp_replicate_size", "tensor_parallel_size",
     "context_parallel_size", "context_parallel", "sequence_parallel_degree", "bnb_config_kwargs",
-    "rl",
+    "rl", "expert_parallel_size",
     # About data and tokenizers.
     "datasets", "test_datasets", "pretraining_dataset", "dataset_prepared_path",
     "dataset_keep_in_memory", "dataset_num_proc", "dataset_processes", "dataset_shard_num",

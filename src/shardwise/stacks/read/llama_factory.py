@@ -22,6 +22,7 @@ _LORA = LoraKeys("lora_rank", "lora_alpha", "lora_target", "lora_dropout", "use_
                  commas=True)  # fmt: skip
 _SEQ_LEN = 2048
 _LOST = {
+    "moe_aux_loss_coef": "set train.balance_loss; its coefficient is that of the model",
     "pissa_init": "Shardwise initialises adapters as peft does",
     "loraplus_lr_ratio": "all parameters have one learning rate in Shardwise",
     "use_galore": "Shardwise has no counterpart",

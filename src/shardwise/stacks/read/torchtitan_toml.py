@@ -85,6 +85,8 @@ def read(table: Mapping[str, object]) -> Imported:
     _recompute(parts["activation_checkpoint"], reading)
     _compile(parts["compile"], reading)
     _converters(model, parts["quantize"], reading)
+    if boolean(parts["debug"], "moe_force_load_balance", otherwise=False):
+        reading.lose("moe_force_load_balance", "routers choose experts in Shardwise")
     set_model(str(model.get("name", "llama3")), model.get("flavor", "debugmodel"), reading)
     reading.remark(f"What the file leaves out has the defaults of torchtitan {VERSION}.")
     return reading.finish()

@@ -64,6 +64,7 @@ _LOST = {
     "accelerator_config": "Shardwise has no counterpart",
     "lora_target_parameters": "adapters of single parameters are not planned",
     "activation_offloading": "read without it; set offload in [strategy] to activations",
+    "router_aux_loss_coef": "set train.balance_loss; its coefficient is that of the model",
 }
 # TRL's names, new and old, for the tokens per sequence.
 _SEQ_LEN = ("max_length", "max_seq_length")

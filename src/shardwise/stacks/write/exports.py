@@ -9,6 +9,7 @@ from typing import Any
 from shardwise.spec.record import SpecError, did_you_mean
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
+from shardwise.stacks.experts import balance_differences
 from shardwise.stacks.outcomes import ABSENT, Difference
 from shardwise.stacks.write.axes import check_axes
 from shardwise.stacks.write.chat_differences import left_to_script
@@ -64,7 +65,8 @@ def export_run(run: RunSpec, stack: str, target: Target = DEFAULT_TARGET) -> Exp
     if run.eval is not None and stack not in _RUNS_SHARDWISE:
         lost = Difference("nothing is evaluated on held-out data", {"eval": ABSENT})
         exported = exported._replace(differences=(*exported.differences, lost))
-    exported = exported._replace(differences=(*exported.differences, *_epochs(run, stack)))
+    more = (*_epochs(run, stack), *balance_differences(run, stack))
+    exported = exported._replace(differences=(*exported.differences, *more))
     if exported.name.endswith(".py"):
         _check_script(exported.text)
     if run.adapter is not None and stack in _BY_SCRIPT:

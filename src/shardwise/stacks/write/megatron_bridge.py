@@ -22,7 +22,7 @@ from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import DataSettings, TrainSettings
-from shardwise.stacks.experts import megatron_dispatcher
+from shardwise.stacks.experts import megatron_balance, megatron_dispatcher
 from shardwise.stacks.write.chat_differences import stream_differences
 from shardwise.stacks.write.differences import Comparison, compare
 from shardwise.stacks.write.exported import DEFAULT_TARGET, Exported, Target
@@ -227,7 +227,7 @@ def _axes(run: RunSpec) -> dict[str, Any]:
             "expert_model_parallel_size": strategy.expert,
             **megatron_dispatcher(run),
         }
-    return found
+    return {**found, **megatron_balance(run)}
 
 
 def _recompute(run: RunSpec) -> dict[str, Any]:
