@@ -96,7 +96,8 @@ BATCH = {"global_batch": 64 * 4096 * 16}
 def test_the_choice_between_groups_and_all_devices_changes_at_the_network_it_names(
     model: str, nodes: str, rate: int, direction: str
 ) -> None:
-    here = plan(model, f"{nodes}@{rate}Gbps")
+    batch = 2 * 16 * 4096
+    here = plan(model, f"{nodes}@{rate}Gbps", global_batch=batch)
     assert winner(here).strategy.hybrid == (direction == "above")
     (turn,) = reasons(here, NetworkCrossover)
     assert turn.direction == direction
@@ -104,7 +105,7 @@ def test_the_choice_between_groups_and_all_devices_changes_at_the_network_it_nam
     # Networks farther away than that are no news.
     assert rate / 4.2 <= named <= rate * 4.2
     beyond = named * (1.1 if direction == "above" else 0.9)
-    there = winner(plan(model, f"{nodes}@{beyond:.1f}Gbps"))
+    there = winner(plan(model, f"{nodes}@{beyond:.1f}Gbps", global_batch=batch))
     assert there.strategy.hybrid == (direction == "below")
 
 

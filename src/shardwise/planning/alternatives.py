@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from shardwise.planning.layout import UNDIVIDED
 from shardwise.planning.price import price_one
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.reasons.limits import Alternative
@@ -41,7 +42,8 @@ OFFLOADS: tuple[bool | str, ...] = (
 def alternatives(problem: Problem, space: Space, winner: Candidate | None) -> list[Alternative]:
     """Alternatives that fit, the fastest first; each is the best of its own search.
 
-    With a winner, only those that need clearly less memory or are clearly faster.
+    Adapters come last where all weights were to be trained: they train something else. With a
+    winner, only alternatives that need clearly less memory or are clearly faster.
     """
     found = [
         *_with_smaller_states(problem, space, winner),
@@ -53,7 +55,8 @@ def alternatives(problem: Problem, space: Space, winner: Candidate | None) -> li
         smaller = (1 - MIN_SAVED) * winner.needed_bytes
         faster = (1 + comparison_error()) * winner.tokens_per_s
         found = [a for a in found if a.needed_bytes <= smaller or a.tokens_per_s >= faster]
-    return sorted(found, key=lambda one: -one.tokens_per_s)
+    trains_all = problem.model.adapter is None
+    return sorted(found, key=lambda a: (trains_all and a.change == "adapter", -a.tokens_per_s))
 
 
 def winner_with_smaller_states(
@@ -99,7 +102,7 @@ def _with_adapters(
     # A model that is not a ModelSpec would be traced again, which takes seconds.
     if not isinstance(problem.model, ModelSpec):
         return
-    for adapter in _smaller_adapters(problem.model.adapter):
+    for adapter in smaller_adapters(problem.model.adapter):
         within = space.adapted(adapter) if space.adapted else (problem.base, space)
         if within is None:
             continue
@@ -109,7 +112,7 @@ def _with_adapters(
             yield _alternative("adapter", str(adapter), best, winner)
 
 
-def _smaller_adapters(own: Adapter | None) -> list[Adapter]:
+def smaller_adapters(own: Adapter | None) -> list[Adapter]:
     """Adapters that need less memory: a job's own on a smaller base, or those of a job without."""
     if own is None:
         return [read_adapter(text) for text in ADAPTERS]
@@ -129,7 +132,8 @@ def _with_bf16_states(
         return
     if base.param_dtype != "bf16" or problem.job.optimizer not in STOCHASTIC:
         return
-    within = problem._replace(base=base.but(**read_states("bf16+stochastic")))
+    undivided = base.unplaced().but(**UNDIVIDED.fields, **read_states("bf16+stochastic"))
+    within = problem._replace(base=undivided)
     best = _best_candidate(within, space)
     if best is not None:
         yield _alternative("states", "bf16+stochastic", best, winner)

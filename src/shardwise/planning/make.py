@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shardwise.planning.accumulated import keeps_current, with_accumulation
 from shardwise.planning.alternatives import alternatives, winner_with_smaller_states
 from shardwise.planning.batches import UnevenBatchError
 from shardwise.planning.choice import ClosestToFitting, SearchResult
@@ -91,9 +92,12 @@ def make_plan(
     check_predictable(problem)
     budget = (budget or Budget()).with_list_price(problem.cluster, asked=objective == "money")
     problem, aim, size_choice = _apply_objective(problem, objective, space, budget)
-    search, found, warnings = _search(problem, space or Space())
+    search, found, warnings = _search(problem, space or Space(), current)
+    search, found = with_accumulation(search, found)
     problem, units = search.problem, search.units
     winner = found.best()
+    if current is not None and winner is not None and objective == "throughput":
+        winner = keeps_current(problem, units, found, winner, current) or winner
     if objective == "memory" and winner is not None:
         winner, aim = _least_memory(found)
     size_choice = _with_winner(size_choice, winner, budget)
@@ -171,14 +175,18 @@ def _apply_objective(
     return problem, aim, size_choice
 
 
-def _search(problem: Problem, space: Space) -> tuple[Search, SearchResult, list[Reason]]:
+def _search(
+    problem: Problem, space: Space, current: Strategy | None
+) -> tuple[Search, SearchResult, list[Reason]]:
     """The search, its outcome, and warnings.
 
     If the batch divides only over fewer devices, there are two ways to keep the batch: all devices,
-    with groups that share sequences, or fewer devices. The faster one is returned.
+    with groups that share sequences, or fewer devices. The faster one is returned, unless the
+    current strategy already divides it over all devices.
     """
     search = Search(problem, space)
-    if not is_uneven(problem, space):
+    divides = current is not None and current.devices == problem.cluster.devices
+    if divides or not is_uneven(problem, space):
         return search, search.run(), []
     part = fewer_devices(problem, space)
     try:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
+from shardwise.planning.alternatives import smaller_adapters
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.space import Space
 from shardwise.predict.configurations import Configurations
 from shardwise.predict.estimate import needed_bytes, verdict
 from shardwise.predict.memory import predict_memory
+from shardwise.spec.adapter import with_adapter
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
+from shardwise.spec.model import ModelSpec
 from shardwise.spec.optimizer import SMALLER_VARIANTS
 from shardwise.spec.record import SpecError
 from shardwise.spec.states import offload_option
@@ -62,9 +66,11 @@ def changes_to_fit(
             if typed is not None and (space.for_stack or typed.strategy == wanted):
                 yield from _as_stack_runs(typed, space)
 
-    def judged(wanted: Verdict, ways: Iterable[_Attempt], of: Job = job) -> list[Change]:
+    def judged(
+        wanted: Verdict, ways: Iterable[_Attempt], of: Job = job, of_model: Units = units
+    ) -> list[Change]:
         kept = [way for way in ways if not trained or space.trains(of.optimizer, way.strategy)]
-        return _with_verdict(wanted, units, kept, cluster, of)
+        return _with_verdict(wanted, of_model, kept, cluster, of)
 
     own = _resolve_with(strategy, {}, cluster, job)
     unfit = own is not None and judged("does not fit", [_Attempt("", space.applied(own))])
@@ -79,9 +85,12 @@ def changes_to_fit(
     for wanted in ("fits", "at risk") if unfit else ("fits",):
         fitting = _drop_redundant(judged(wanted, dict.fromkeys(here)))
         free = [way for way in fitting if not way.host_bytes]
-        # Smaller states change the arithmetic and offload is slow: only when nothing else fits.
+        # Less precise ones change the arithmetic and offload is slow: only when nothing else fits.
         if not free and not space.for_stack:
-            fitting = [*judged(wanted, *_with_smaller_states(alike, job))[:1], *fitting]
+            stored = [
+                judged(wanted, *smaller)[:1] for smaller in _stored_smaller(problem, units, alike)
+            ]
+            fitting = [*chain(*stored), *fitting]
         # More devices keep a place beside changes that are slow.
         ways = free[:MOST_WAYS] or fitting[: MOST_WAYS - 1]
         if len(ways) < MOST_WAYS:
@@ -96,18 +105,31 @@ def changes_to_fit(
     return []
 
 
-def _with_smaller_states(ways: Iterable[_Attempt], job: Job) -> tuple[list[_Attempt], Job]:
-    """The changes combined with smaller optimizer states, and the job with that optimizer.
+def _stored_smaller(
+    problem: Problem, units: Units, ways: Sequence[_Attempt]
+) -> Iterator[tuple[list[_Attempt], Job, Units]]:
+    """The changes with smaller optimizer states, then with a smaller base of an adapter.
 
-    Empty if the optimizer has no smaller variant.
+    Each with the job and the model's units then.
     """
-    smaller = SMALLER_VARIANTS.get(job.optimizer)
-    if smaller is None:
-        return [], job
-    option = f"--optimizer {smaller}"
+    model, job = problem.model, problem.job
+    optimizer = SMALLER_VARIANTS.get(job.optimizer)
+    if optimizer is not None:
+        kept = _with_option(f"--optimizer {optimizer}", ways)
+        yield kept, job.but(optimizer=optimizer), units
+    # A model that is not a ModelSpec would be traced again, which takes seconds.
+    if not isinstance(model, ModelSpec) or model.adapter is None:
+        return
+    for adapter in smaller_adapters(model.adapter):
+        if with_adapter(model.adapter, str(adapter)) == adapter:
+            adapted = Units(problem._replace(model=model.but(adapter=adapter)))
+            yield _with_option(f"--adapter {adapter}", ways), job, adapted
+
+
+def _with_option(option: str, ways: Iterable[_Attempt]) -> list[_Attempt]:
+    """The changes without offload, each with another option."""
     kept = [way for way in dict.fromkeys(ways) if not way.strategy.offload]
-    made = [way._replace(options=f"{option} {way.options}".strip()) for way in kept]
-    return made, job.but(optimizer=smaller)
+    return [way._replace(options=f"{option} {way.options}".strip()) for way in kept]
 
 
 def _drop_redundant(ways: list[Change]) -> list[Change]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from shardwise.planning.accumulated import with_accumulation
 from shardwise.planning.choice import SearchResult
 from shardwise.planning.limits import limits_of
 from shardwise.planning.make import check_predictable
@@ -96,7 +97,7 @@ def predict_point(
     if fixed is not None:
         return _fixed_point(problem, value, fixed)
     search = Search(problem, space)
-    found = search.run()
+    search, found = with_accumulation(search, search.run())
     return _best_point(problem, value, search, found)
 
 
@@ -150,8 +151,8 @@ class Points:
             return predict_point(changed, value, self.fixed)
         check_predictable(changed)
         if self._search is None:
-            self._search = Search(changed, QUICK_SPACE)
-            self._search.run()
+            search = Search(changed, QUICK_SPACE)
+            self._search, _ = with_accumulation(search, search.run())
         found = self._search.retimed(changed.cluster)
         return _best_point(changed, value, self._search, found)
 

@@ -46,6 +46,7 @@ from shardwise.report.plan_words import (
     step_words,
     three_reasons,
     tie_break_words,
+    unchanged_words,
 )
 from shardwise.report.screen import bullet, heading, paragraph, screen, terminal_table
 from shardwise.spec.strategy_words import (
@@ -146,7 +147,7 @@ def _print_answer(
     else:
         out.print()
         out.print(terminal_table(layouts_table(plan, room.rows, mark=False)))
-    decided = tie_break_words(plan)
+    decided = f"{unchanged_words(plan)} {tie_break_words(plan)}".strip()
     if decided:
         paragraph(out, decided)
 

@@ -54,6 +54,14 @@ def ranked_layouts(plan: Plan, top: int) -> list[Candidate]:
     return [plan.winner, *others][:top]
 
 
+def unchanged_words(plan: Plan) -> str:
+    """Sentence: the winner is the current configuration; empty if it is not."""
+    now = next((b for b in plan.baselines if b.name == "now"), None)
+    if now is None or plan.winner is None or now.strategy != plan.winner.strategy:
+        return ""
+    return "Row 1 is the current configuration."
+
+
 def too_close_words(plan: Plan) -> str:
     """Sentence: how many layouts are too close to call with the winner; empty for none."""
     alike = plan.too_close_to_call()
