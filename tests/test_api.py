@@ -23,7 +23,7 @@ from tests.observe.small import TRACE
 
 TYPING = Path(__file__).parent / "typing"
 FUNCTIONS = ("compare", "doctor", "estimate", "export", "import_", "memory", "micro_batch",
-             "parallelize", "plan", "read_run", "trace", "train", "whatif",
+             "parallelize", "plan", "plan_parts", "read_run", "trace", "train", "whatif",
              "write_run")  # fmt: skip
 TYPES = ("Budget", "Candidate", "Cluster", "Comparison", "Diagnosis", "Exported", "ImportedFile",
          "Job", "MemoryAnalysis", "ModelSpec", "Plan", "RunSpec", "SpecError", "StepProfile",

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from shardwise.observe.api import trace
     from shardwise.observe.memory.analysis import MemoryAnalysis as MemoryAnalysis
     from shardwise.observe.memory.api import memory
-    from shardwise.planning.api import estimate, plan, whatif
+    from shardwise.planning.api import estimate, plan, plan_parts, whatif
     from shardwise.planning.money import Budget as Budget
     from shardwise.planning.plan import Plan as Plan
     from shardwise.planning.rows import Candidate as Candidate
@@ -96,6 +96,7 @@ __all__ = [
     "micro_batch",
     "parallelize",
     "plan",
+    "plan_parts",
     "read_run",
     "trace",
     "train",
@@ -107,6 +108,7 @@ __all__ = [
 # imported when a name that needs them is first used.
 _HOMES = {
     "plan": "shardwise.planning.api.plan",
+    "plan_parts": "shardwise.planning.api.plan_parts",
     "estimate": "shardwise.planning.api.estimate",
     "whatif": "shardwise.planning.api.whatif",
     "compare": "shardwise.step.comparison.compare",

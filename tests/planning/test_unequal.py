@@ -6,9 +6,11 @@ import itertools
 
 import pytest
 
+import shardwise
 from shardwise.planning.unequal import UnequalPlan, plan_unequal
 from shardwise.predict.api import estimate_run
 from shardwise.spec.question import describe_run
+from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 
 MIXED = "1x8xH100-SXM + 1x8xA100-80GB@200Gbps"
@@ -99,3 +101,12 @@ def test_every_part_needs_room_for_the_model() -> None:
     plan = planned("llama-3-8b", "1x1xH100-SXM + 1x1xRTX-4090@100Gbps", "64Ki")
     assert plan.winner is None
     assert plan.best is None
+
+
+def test_python_plans_parts_by_a_function_that_its_refusal_names(plan: UnequalPlan) -> None:
+    found = shardwise.plan_parts("llama-3-8b", MIXED, global_batch="4Mi")
+    assert found.winner == plan.winner
+    with pytest.raises(SpecError, match="shardwise.plan_parts"):
+        shardwise.plan("llama-3-8b", MIXED)
+    with pytest.raises(SpecError, match="shardwise.plan"):
+        shardwise.plan_parts("llama-3-8b", "8xH100-SXM")

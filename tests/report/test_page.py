@@ -393,3 +393,24 @@ def test_many_ranks_make_a_small_page_soon() -> None:
     found = measure(ranks=64, spans=1000)
     assert found["page_s"] <= 10
     assert 500_000 < found["page_bytes"] <= 6_000_000
+
+
+def test_a_run_of_experts_shows_how_evenly_tokens_are_routed(tmp_path: Path) -> None:
+    run = describe_run("gpt2", "2xH100-SXM", "ddp")
+    logged = [
+        {"step": step, "loss": 2.0, "expert_load": 1.25, "rank_load": 1.125, "routing_entropy": 0.5}
+        for step in (10, 20, 30)
+    ]
+    for name, lines in (("mixture", logged), ("dense", [{"step": 10, "loss": 2.0}])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.toml").write_text(write_run(run.resolved()))
+        (tmp_path / name / "prediction.json").write_text(
+            json.dumps(shardwise.estimate(run=run).to_dict())
+        )
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (subject,) = read_subjects([tmp_path / "mixture"])
+    assert subject.routing["rank_load"] == [(10, 1.125), (20, 1.125), (30, 1.125)]
+    text = " ".join(Seen(page_of(tmp_path / "mixture")).text)
+    assert "busiest rank of an expert group" in text
+    assert "entropy of routing" in text
+    assert "busiest" not in " ".join(Seen(page_of(tmp_path / "dense")).text)

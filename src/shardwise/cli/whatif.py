@@ -102,7 +102,7 @@ def whatif(
     asked = _read_asked(vary or [], least, target, loose, (tokens, price, deadline))
     of_fixed["recompute"] = number_or_word(recompute)
     described = describe_run(run=run, planned=not fixed, **of_fixed, **settings)
-    check_equal(described, "whatif")
+    check_equal(described, "whatif", "ask plan for each value instead")
     problem = Problem(described.model, described.cluster, described.job, described.strategy)
     kept = described.strategy if fixed else None
     answer = _Answer(

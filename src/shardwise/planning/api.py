@@ -158,7 +158,7 @@ def whatif(
     if settings.get("offload"):
         raise SpecError("offload: whatif searches without offload; ask plan for each value instead")
     described = describe_run(model, cluster, run=run, planned=True, **settings)
-    check_equal(described, "whatif")
+    check_equal(described, "whatif", "ask plan_parts for each value instead")
     problem = Problem(described.model, described.cluster, described.job, described.strategy)
     return {
         name: study(problem, name.replace("_", "-"), [str(value) for value in values])
@@ -191,7 +191,7 @@ def plan_run(
     offload = parse_offload(settings.pop("offload", None))
     described = describe_run(model, cluster, run=run, planned=True, **settings)
     if described.cluster.parts is not None:
-        check_equal(described, "shardwise.plan")
+        check_equal(described, "plan", "use shardwise.plan_parts")
     described = described._replace(strategy=described.strategy.but(shares=None))
     if for_stack is not None:
         from shardwise.planning.in_stack import with_software_of
@@ -254,6 +254,7 @@ def refuse_for_parts(options: list[str]) -> None:
         )
 
 
+@keywords(PlanSettings)
 def plan_parts(
     model: str | Model | None = None,
     cluster: str | ClusterSpec | None = None,
@@ -261,9 +262,29 @@ def plan_parts(
     run: str | Path | RunSpec | None = None,
     batch_tolerance: float | None = None,
     measured: Measured = (),
-    **settings: Any,
+    **settings: Unpack[PlanSettings],
 ) -> UnequalPlan:
-    """Plan a cluster of unequal parts; the other arguments are those of `plan`."""
+    """Plan a cluster of unequal parts: a strategy, and the micro-batches of each part.
+
+    Args:
+        model: As in `estimate`.
+        cluster: Parts joined by "+": "2xH100-SXM + 4xA100-80GB@100Gbps", or a file with parts.
+        run: A run.toml or RunSpec to start from.
+        batch_tolerance: As in `plan`.
+        measured: Not for unequal parts.
+        **settings: As in `plan`.
+
+    Returns:
+        The fastest configuration (`winner`; None if the parts do not pay together), its run
+        (`chosen`), and each part alone.
+
+    Raises:
+        SpecError: The input is invalid, or the devices are equal.
+
+    Examples:
+        >>> found = shardwise.plan_parts("gpt2", "1x2xH100-SXM + 1x2xA100-80GB@100Gbps")
+        >>> found.winner.strategy, found.gain
+    """
     from shardwise.planning.batches import BATCH_TOLERANCE
     from shardwise.planning.unequal import plan_unequal
 
@@ -273,6 +294,8 @@ def plan_parts(
     described = describe_run(model, cluster, run=run, planned=True, **settings)
     if run is not None:
         described = _with_batch_of(run, described)
+    if described.cluster.parts is None:
+        raise SpecError("cluster: plan_parts needs parts joined by +; use shardwise.plan")
     tolerance = BATCH_TOLERANCE if batch_tolerance is None else batch_tolerance
     return plan_unequal(described, loss=settings.get("loss"), tolerance=tolerance)
 

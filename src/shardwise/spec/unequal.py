@@ -11,13 +11,16 @@ def is_unequal(run: RunSpec) -> bool:
     return run.cluster.parts is not None or run.strategy.shares is not None
 
 
-def check_equal(run: RunSpec, what: str) -> RunSpec:
-    """The run; SpecError if its devices or their shares differ, which `what` is not built for."""
+_KNOWN_BY = "the commands plan, estimate and train know clusters of unequal parts"
+
+
+def check_equal(run: RunSpec, what: str, instead: str = _KNOWN_BY) -> RunSpec:
+    """The run; SpecError if its devices or their shares differ, which `what` is not built for.
+
+    `instead` says what to do with unequal devices.
+    """
     if run.cluster.parts is not None:
-        raise SpecError(
-            f"cluster: {what} needs equal devices, not {run.cluster}; the commands plan, estimate "
-            "and train know clusters of unequal parts"
-        )
+        raise SpecError(f"cluster: {what} needs equal devices, not {run.cluster}; {instead}")
     if run.strategy.shares is not None:
         raise SpecError(f"strategy.shares: {what} needs equal shares; leave shares out")
     return run

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from shardwise.observe.diagnosis.verdict import OVERLAPPING
 from shardwise.report.page.against import deviation_section
 from shardwise.report.page.chart import Axis, Series, chart
+from shardwise.report.page.experts import experts_section
 from shardwise.report.page.headline import description_line, figure_tiles, verdict
 from shardwise.report.page.markup import Content, Markup, element, fragment
 from shardwise.report.page.memory import memory_section
@@ -47,6 +48,7 @@ def write_page(subjects: Sequence[Subject], command: str) -> str:
         "Memory and speed": front_section(first.plan) if first.plan is not None else None,
         "What if": whatif_section(first) if len(subjects) == 1 else None,
         "Loss": _loss_chart(subjects),
+        "Experts": experts_section(subjects),
         "Provenance": _provenance(subjects, command),
     }
     there = {name: content for name, content in sections.items() if content}

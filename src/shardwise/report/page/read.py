@@ -14,6 +14,7 @@ from shardwise.observe.run_folder import TRACES, profiled_windows, traces_in
 from shardwise.planning.api import plan_run
 from shardwise.planning.plan import Plan
 from shardwise.predict.api import estimate_run, replay_run
+from shardwise.report.page.experts import ROUTING
 from shardwise.report.page.subject import Subject
 from shardwise.runs.find import contender_of
 from shardwise.spec.cluster import ClusterSpec
@@ -156,6 +157,7 @@ def _run_folder(folder: Path, name: str, *, alone: bool = True) -> Subject:
         traced=traced,
         losses=_logged(folder / "metrics.jsonl", "loss"),
         held_out=_logged(folder / "metrics.jsonl", "eval_loss"),
+        routing={name: _logged(folder / "metrics.jsonl", name) for name in ROUTING},
         commands=(f"shardwise train {folder / 'run.toml'} --name {folder.name}",),
         notes=notes,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardwise.planning.plan import Plan
@@ -31,6 +31,8 @@ class Subject(NamedTuple):
     losses: Sequence[tuple[int, float]] = ()
     # (step, held-out loss) of every evaluation.
     held_out: Sequence[tuple[int, float]] = ()
+    # (step, value) of every logged metric of routing, by its name.
+    routing: Mapping[str, Sequence[tuple[int, float]]] = {}
     commands: Sequence[str] = ()
     # Sentences about what is missing, and how to get it.
     notes: Sequence[str] = ()

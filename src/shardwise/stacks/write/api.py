@@ -31,4 +31,8 @@ def export(run: str | Path | RunSpec, to: str, **target: Unpack[TargetSettings])
         >>> written.text, written.unsupported, written.command
     """
     described = run if isinstance(run, RunSpec) else read_run(Path(run))
-    return export_run(check_equal(described, "export").resolved(), to, Target(**target))
+    return export_run(
+        check_equal(described, "export", "shardwise train runs it as it is").resolved(),
+        to,
+        Target(**target),
+    )
