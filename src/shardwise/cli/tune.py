@@ -54,9 +54,7 @@ def tune(
     from shardwise.trials.calibrate.tune import tune as search
 
     check_output(output, ".toml")
-    described = check_equal(
-        read_run(run), "tune", "plan deals micro-batches to unequal parts"
-    )
+    described = check_equal(read_run(run), "tune", "plan deals micro-batches to unequal parts")
     factors = _factors(batches)
     named = _named_strategies(described, strategies)
     require_scipy()

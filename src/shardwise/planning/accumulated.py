@@ -66,7 +66,7 @@ def keeps_current(
 # Settings that a search takes from the question.
 _NOT_SEARCHED = (
     *("param_dtype", "reduce_dtype", "master_dtype", "low_bit_gather"),
-    *("compile", "compress", "offload", "attention", "context_method"),
+    *("compile", "compress", "offload", "attention", "context_method", "dispatch"),
 )
 
 
