@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import torch
@@ -120,9 +121,9 @@ def completed(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def one_line(text: str) -> str:
-    """The first sentence of an error, short and without paths."""
-    line = re.sub(r"\s+", " ", text.removeprefix("model: "))
-    return re.sub(r"/\S+/", "…/", line)[:160].replace("|", "/")
+    """The reason in an error, on one short line without paths."""
+    line = re.sub(r"\s+", " ", text.removeprefix("model: ").partition("; give it")[0])
+    return shorten(re.sub(r"/\S+/", "…/", line).replace("|", "/"), 140, placeholder=" …")
 
 
 @contextmanager
@@ -145,8 +146,13 @@ def page(tried: list[Tried]) -> str:
     lines = [
         "# Model types of transformers",
         "",
-        f"Each model type of transformers {transformers.__version__}, tried at the size of its "
-        "configuration class without weights.",
+        f"What `estimate` and `plan` know of each model type of transformers "
+        f"{transformers.__version__}: formulas, a [trace](../how-to/own-model.md), or neither.",
+        "Each was tried at the size of its configuration class, without weights. Some classes "
+        "leave sizes open that published files state, and some need more than text: "
+        "a folder of yours may be read where the type is refused here.",
+        "",
+        "`python -m benchmarks.model_types` tries them again.",
         "",
         "| kind | types | by formulas | by a trace | by a trace in fp32 | refused |",
         "|---|---:|---:|---:|---:|---:|",
@@ -158,13 +164,14 @@ def page(tried: list[Tried]) -> str:
     for kind in KINDS:
         of_kind = [one for one in tried if one.kind == kind]
         lines += ["", f"## {kind[0].upper()}{kind[1:]}", ""]
+        lines += ["| planned by | types |", "|---|---|"]
         for how in WAYS:
             names = ", ".join(f"`{one.name}`" for one in of_kind if one.how == how)
             if names:
-                lines += [f"By {how.replace('trace', 'a trace')}: {names}.", ""]
+                lines.append(f"| {how.replace('trace', 'a trace')} | {names} |")
         refused = [one for one in of_kind if not one.planned]
         if refused:
-            lines += ["| refused | why |", "|---|---|"]
+            lines += ["", "| refused | why |", "|---|---|"]
             lines += [f"| `{one.name}` | {one.how} |" for one in refused]
     return "\n".join(lines).rstrip() + "\n"
 
