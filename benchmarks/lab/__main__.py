@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from benchmarks.lab import (
@@ -18,6 +18,7 @@ from benchmarks.lab import (
     collectives,
     evaluate,
     experiments,
+    expert,
     machine,
     network,
     profiles,
@@ -25,7 +26,6 @@ from benchmarks.lab import (
     report,
     sweep,
     tensor,
-    tensor_results,
 )
 
 
@@ -37,11 +37,6 @@ class Experiment(NamedTuple):
     show: Callable[[Any], None]
     # Whether it needs hosts; experiments that only read recorded results do not.
     on_hosts: bool = True
-
-
-def _tensor() -> Mapping[str, Any]:
-    tensor.measure()
-    return tensor_results.evaluate()
 
 
 EXPERIMENTS = {
@@ -65,12 +60,21 @@ EXPERIMENTS = {
     "plan": Experiment("the plan's choice against the best cell", choose.plan, choose.show_plan),
     "tune": Experiment("tune with a few probes at every rate", choose.tuned, choose.show_tuned),
     "tensor": Experiment(
-        "sharding and tensor parallelism inside and across hosts", _tensor, tensor_results.show
+        "sharding and tensor parallelism inside and across hosts", tensor.measure, tensor.show
     ),
     "tensor-evaluate": Experiment(
         "predictions of the tensor cells, calibrated on six of them",
-        tensor_results.evaluate,
-        tensor_results.show,
+        tensor.evaluate,
+        tensor.show,
+        on_hosts=False,
+    ),
+    "expert": Experiment(
+        "sharding and expert parallelism inside and across hosts", expert.measure, expert.show
+    ),
+    "expert-evaluate": Experiment(
+        "predictions of the expert cells, calibrated on six of them",
+        expert.evaluate,
+        expert.show,
         on_hosts=False,
     ),
     "evaluate": Experiment(
@@ -92,7 +96,7 @@ EXPERIMENTS = {
 
 
 def main() -> None:
-    titles = "\n".join(f"  {name:12}{found.title}" for name, found in EXPERIMENTS.items())
+    titles = "\n".join(f"  {name:16}{found.title}" for name, found in EXPERIMENTS.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.lab",
         description="Experiments on a small cluster inside one machine.",

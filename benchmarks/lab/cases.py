@@ -17,10 +17,11 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from benchmarks.lab.baseline import spread, write_run_toml
-from benchmarks.lab.network import BURST_S, hosts, set_rate
+from benchmarks.lab.network import BURST_S, QUEUE_S, hosts, set_rate
 from benchmarks.lab.quiet import BUSY, usage, wait_until_quiet
 from benchmarks.lab.session import Session
 from shardwise.observe.observation import Observation, step_shares, units_of
@@ -60,14 +61,17 @@ class Case(NamedTuple):
     profiled: bool = True
     plain: int = PLAIN
     rounds: int = ROUNDS
-    # Burst allowance of the links.
+    # Burst allowance and queue of the links.
     burst_s: float = BURST_S
+    queue_s: float = QUEUE_S
+    # Further settings of `train`.
+    train: Mapping[str, Any] = MappingProxyType({})
 
     def write(self, file: Path) -> Path:
         """Write its run.toml. The ranks of a host share its link, and `network` is per rank."""
         first = WARM_UP + self.plain
         last = first + (PROFILED + 1 if self.profiled else 0)
-        train: dict[str, Any] = {"steps": last, "log_every": 1000}
+        train: dict[str, Any] = {**self.train, "steps": last, "log_every": 1000}
         if self.weighed:
             train |= {"measure": True, "log_every": 1}
         elif self.profiled:
@@ -140,7 +144,7 @@ def measure_cases(
                     order = [case for case in mine if number < case.rounds]
                     random.Random(number).shuffle(order)
                     for case in order:
-                        set_rate(made, case.rate, case.burst_s)
+                        set_rate(made, case.rate, case.burst_s, case.queue_s)
                         where = folder / f"{number}-{case.name}"
                         _train_undisturbed(case, session, where, kept[case.name], until)
                     if keep_as is not None:

@@ -17,6 +17,8 @@ from benchmarks.lab.network import INTERFACE, Host, kill_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "SHARDLAB_RUN"
+# Ranks go before the other processes of the machine.
+FIRST = "benchmarks.lab.first"
 # Each host has its own ports; only launches on the same hosts need different ones.
 _PORTS = itertools.count(29_500)
 # Characters of a log in an error message.
@@ -136,7 +138,7 @@ class Launch:
                 *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(hosts)}"),
                 *(f"--node-rank={number}", f"--nproc-per-node={ranks_per_host}"),
                 *(f"--master-addr={hosts[0].address}", f"--master-port={port}"),
-                *(f"--local-addr={host.address}", "--module", *words),
+                *(f"--local-addr={host.address}", "--module", FIRST, *words),
             )
             for number, host in enumerate(hosts)
         ]

@@ -16,11 +16,15 @@ RATE = 1e9
 TIMEOUT_S = 600.0
 
 
-def measure(file: Path = CLUSTER, burst_s: float = BURST_S) -> dict[str, Any]:
+def measure(
+    file: Path = CLUSTER, burst_s: float = BURST_S, rate: float = RATE, *, force: bool = False
+) -> dict[str, Any]:
+    """Write the calibrated cluster to `file`; with `force` also if the measurement is poor."""
     file.parent.mkdir(exist_ok=True)
-    per_rank = write_rate(RATE / RANKS_PER_HOST / 8)
+    per_rank = write_rate(rate / RANKS_PER_HOST / 8)
     words = ["shardwise", "calibrate", "--output", str(file), "--network", per_rank]
-    with tempfile.TemporaryDirectory() as place, hosts(HOSTS, RATE, "machine", burst_s) as made:
+    words += ["--force"] if force else []
+    with tempfile.TemporaryDirectory() as place, hosts(HOSTS, rate, "machine", burst_s) as made:
         with Launch(made, words, Path(place), RANKS_PER_HOST, {}) as launch:
             if launch.wait(TIMEOUT_S) != 0:
                 raise RuntimeError(launch.last_words())

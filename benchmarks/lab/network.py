@@ -37,7 +37,9 @@ MTU = 9000
 BURST_S, LEAST_BURST = 4e-3, 64 * 1024
 # For steps with many small messages and pauses between them, each of which would get the allowance.
 SHORT_BURST_S = 0.5e-3
-QUEUE_S = 20e-3
+# How long a packet may wait for its link before it is dropped. In an all-to-all, every rank of a
+# host sends to every rank of the others at once.
+QUEUE_S, LONG_QUEUE_S = 20e-3, 200e-3
 
 
 class Host(NamedTuple):
@@ -130,7 +132,12 @@ def _build(switch: str, made: Sequence[Host]) -> None:
         _run("ip", "-n", space, "link", "set", INTERFACE, *mtu)
 
 
-def set_rate(made: Sequence[Host], rate_bits_per_s: float | None, burst_s: float = BURST_S) -> None:
+def set_rate(
+    made: Sequence[Host],
+    rate_bits_per_s: float | None,
+    burst_s: float = BURST_S,
+    queue_s: float = QUEUE_S,
+) -> None:
     """Limit the links of these hosts to a rate in each direction, or lift the limit with None."""
     for host in made:
         # A queue limits what leaves a device: the host's device for what it sends, the switch's
@@ -142,7 +149,7 @@ def set_rate(made: Sequence[Host], rate_bits_per_s: float | None, burst_s: float
                 continue
             burst = max(LEAST_BURST, round(rate_bits_per_s / 8 * burst_s))
             shape = ("tbf", "rate", f"{rate_bits_per_s:.0f}bit", "burst", f"{burst}b")
-            queue = ("latency", f"{QUEUE_S * 1e3:g}ms")
+            queue = ("latency", f"{queue_s * 1e3:g}ms")
             _run("tc", "-n", space, "qdisc", "replace", "dev", device, "root", *shape, *queue)
 
 

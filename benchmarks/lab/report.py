@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lab import evaluate, tensor_results
+from benchmarks.lab import evaluate, expert, tensor
 from benchmarks.lab.calibrated import CALIBRATED_ON, calibrated
 from benchmarks.lab.cases import ROUNDS, STRATEGIES, load
 from benchmarks.lab.experiments import CROSSING, QUESTIONS, of_the_hour, peak_bytes, predict
@@ -22,7 +22,9 @@ SECONDS = [(0.25, "0.25 s"), (0.5, "0.5 s"), (1.0, "1 s"), (2.0, "2 s"), (4.0, "
 def measure() -> Mapping[str, Any]:
     result = dict(evaluate.measure())
     result["questions"] = answers()
-    result["tensor"] = tensor_results.evaluate()
+    result["tensor"] = tensor.evaluate()
+    if load(expert.EXPERT.name) is not None:
+        result["expert"] = expert.evaluate()
     for name, drawing in figures(result).items():
         (DOCS / f"lab-{name}.svg").write_text(drawing)
     (DOCS / "lab.md").write_text(page(result))
@@ -195,7 +197,8 @@ def page(result: Mapping[str, Any]) -> str:
         plan_regret=_regret(result, "plan_regret"),
         tune_regret=_regret(result, "tune_regret"),
         questions="\n\n".join(_answer(name, rows) for name, rows in result["questions"].items()),
-        tensor=tensor_results.section(result["tensor"]),
+        tensor=tensor.section(result["tensor"]),
+        expert=expert.section(result["expert"]) if "expert" in result else "Not measured.",
         links=_links(),
         trust=_trust(),
         commands="\n".join(commands),

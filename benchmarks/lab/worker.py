@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.tensor import debug
 
 from shardwise.engine.mesh import leave
 from shardwise.launch.environment import end_with_launcher
@@ -70,7 +71,9 @@ def work(line: str, number: int, store: Store, rank: int, size: int) -> str:
     """
     job = json.loads(line)
     folder = Path(job["folder"])
-    # Each job has its own process group under its own store prefix, without leftovers.
+    # Each job has its own process group under its own store prefix, without leftovers. DTensor
+    # remembers meshes of earlier jobs, whose groups are gone.
+    debug._clear_sharding_prop_cache()
     dist.init_process_group(
         "gloo", store=PrefixStore(f"group/{number}", store), rank=rank, world_size=size
     )
