@@ -61,7 +61,8 @@ def replay(
     alive = 0.0
     for event in _unrolled(program):
         if isinstance(event, Run):
-            start, end = (float(edge[0]) for edge in streams.run(event))
+            seconds, until = streams.run(event)
+            start, end = float((until - seconds)[0]), float(until[0])
             if end > start:
                 block = grouped.blocks[event.unit].name + f" {event.unit}"
                 unit = (

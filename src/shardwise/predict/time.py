@@ -196,7 +196,7 @@ class Streams:
                 np.maximum(stream, rows[name], out=stream)
 
     def run(self, event: Run) -> tuple[Floats, Floats]:
-        """Simulate an event and return its start and end, in seconds since the step began."""
+        """Simulate an event and return the seconds it takes, and its end since the step began."""
         stream = self.rows[event.stream]
         ready = self._ready(event)
         start = stream if ready is None else np.maximum(stream, ready)
@@ -220,7 +220,7 @@ class Streams:
             np.copyto(self.rows[event.mark], end, where=True if event.only is None else event.only)
         if event.give:
             self._give(event.give, end)
-        return end - seconds, end
+        return seconds, end
 
     def _ready(self, event: Run) -> Floats | None:
         """Time at which everything an event waits for is done; None if it waits for nothing."""
