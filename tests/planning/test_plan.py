@@ -31,6 +31,7 @@ from shardwise.planning.reasons.warnings import (
     LeastMemory,
     LongestSequence,
     StackLeavesOut,
+    UnfittedExperts,
 )
 from shardwise.planning.rows import Candidate
 from shardwise.planning.space import Space
@@ -376,6 +377,13 @@ def test_a_current_configuration_is_compared_with() -> None:
     names = {b.name: b for b in found.baselines}
     assert names["now"].candidate is not None
     assert names["now"].candidate.tokens_per_s < winner(found).tokens_per_s
+
+
+def test_a_traced_mixture_says_what_stands_behind_its_figures() -> None:
+    """gpt-oss-20b has 32 experts, as its card says; the catalogue keeps its trace."""
+    found = plan("gpt-oss-20b", "8xH100-SXM")
+    (warning,) = (one for one in found.warnings if isinstance(one, UnfittedExperts))
+    assert warning.experts == 32
 
 
 def test_what_cannot_be_planned_is_one_sentence() -> None:

@@ -106,7 +106,7 @@ def make_plan(
     winner = None if withheld else winner
     warnings = [
         *filter(None, [lacking, *warnings]),
-        *warnings_of(problem, search.space, found, winner, objective != "sequence"),
+        *warnings_of(problem, units, search.space, found, winner, objective != "sequence"),
     ]
     limits = limits_of(search, problem.cluster, found, winner, in_full) if winner else None
     regime = regime_of(units.of(problem.base))

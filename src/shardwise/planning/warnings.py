@@ -72,6 +72,7 @@ def _length_warnings(problem: Problem) -> Iterator[Reason]:
 
 def warnings_of(
     problem: Problem,
+    units: Units,
     space: Space,
     found: SearchResult,
     winner: Candidate | None,
@@ -86,7 +87,8 @@ def warnings_of(
     device, model, optimizer = problem.cluster.device, problem.model, problem.job.optimizer
     if problem.cluster.devices > 1 and not space.trains(optimizer, Strategy(kind="zero3")):
         yield OnlyReplicated(optimizer=optimizer, instead=INSTEAD)
-    experts = getattr(model, "experts", None)
+    # Of a traced model only its units say that it has experts.
+    experts = units.experts or None
     near = evidence(problem.cluster)
     if near != "runs":
         yield UnfittedDevice(device=device.name, evidence=near)
