@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from shardwise.observe.analysis import read_traces
 from shardwise.observe.rank.summary import RankSummary
 from shardwise.observe.summary import summarise
+from shardwise.report.trace import print_trace
 from tests.command import shardwise
 from tests.observe.synthetic import Plan, build
 from tests.screens import assert_screen
@@ -97,3 +102,17 @@ def assert_sums(rank: RankSummary) -> None:
     assert exposed <= parts.exposed_communication_ns
     assert total <= sum(one.total_ns for one in rank.collectives)
     assert sum(u.forward_ns + u.backward_ns for u in rank.units) <= parts.compute_ns
+
+
+def test_long_names_of_units_are_shown_in_full(tmp_path: Path) -> None:
+    build(tmp_path, SYNTHETIC["healthy"])
+    trace = read_traces(sorted(tmp_path.iterdir()))
+    name = "model.language_model.layers.0.mlp.experts"
+    first = trace.summary.ranks[0]
+    named = first._replace(units=[first.units[0]._replace(unit=name)])
+    screen = StringIO()
+    summary = trace.summary._replace(ranks=[named, *trace.summary.ranks[1:]])
+    print_trace(dataclasses.replace(trace, summary=summary), console=Console(file=screen, width=80))
+    table = screen.getvalue().partition("FSDP units")[2].splitlines()
+    assert max(map(len, table)) <= 80
+    assert name in "".join(line.split(" ")[0] for line in table)

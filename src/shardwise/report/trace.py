@@ -216,7 +216,7 @@ def _print_units(out: Console, summary: Summary) -> None:
     if rank is None:
         return
     table = plain_table()
-    table.add_column("unit", no_wrap=True)
+    table.add_column("unit", overflow="fold")
     for column in UNIT_COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
     rows = merge_equal_rows([(unit.unit, unit_cells(unit, rank, _short)) for unit in rank.units])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from shardwise.predict.configurations import Bools
+from shardwise.predict.configurations import Bools, Floats
 from shardwise.predict.program.events import NO_COST, Alloc, Cost, Event, Instant, Message
 from shardwise.predict.program.fsdp_rules import ShardedPlacement
 from shardwise.predict.program.placement import mask_or_none
@@ -97,7 +97,21 @@ class GroupCollectives(ShardedPlacement):
         held = self.s.held_while_scattered(unit) * c.param_bytes * scatters
         held_on = Alloc("unsharded_gradients", held)
         yield Instant((held_on, Alloc("reduce_buffers", beside), *alive))
+        cast = self._cast_after_scatter(m, unit)
+        if cast.any():
+            yield Instant((Alloc("reduce_buffers", cast), *alive))
         yield from self._collectives(m, unit, index)
+
+    def _cast_after_scatter(self, m: MicroBatch, unit: Unit) -> Floats:
+        """Bytes beside accumulated gradients while a new shard is cast to their dtype, else 0.
+
+        Across replicas the shard to cast is the all-reduce's input, which is counted already.
+        """
+        c = self.c
+        casts = self.scatters(m) & (c.reduce_bytes != c.master_bytes)
+        casts = casts & (c.replicate == 1) & ~c.offload
+        made = c.reduce_bytes + c.master_bytes * (c.shard_sync_every & (not m.first))
+        return np.where(casts, self.s.shard_elements(unit) * made, 0.0)
 
     def _collectives(self, m: MicroBatch, unit: Unit, index: int) -> Iterator[Event]:
         """The copy in, reduce-scatter and all-reduce of a group's gradients."""
