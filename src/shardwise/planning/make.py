@@ -95,11 +95,8 @@ def make_plan(
     search, found, warnings = _search(problem, space or Space(), current)
     search, found = with_accumulation(search, found)
     problem, units = search.problem, search.units
-    winner = found.best()
-    if current is not None and winner is not None and objective == "throughput":
-        winner = keeps_current(problem, units, found, winner, current) or winner
-    if objective == "memory" and winner is not None:
-        winner, aim = _least_memory(found)
+    winner, least = _winner(search, found, objective, current)
+    aim = least or aim
     size_choice = _with_winner(size_choice, winner, budget)
     lacking = left_out_warning(problem, units, search.space, winner)
     withheld = lacking is not None and not lacking.recommended
@@ -209,6 +206,20 @@ def _search(
     ):
         return search, found, []
     return on_fewer, there, [part[1]]
+
+
+def _winner(
+    search: Search, found: SearchResult, objective: Objective, current: Strategy | None
+) -> tuple[Candidate | None, LeastMemory | None]:
+    """The recommended configuration, and the reason for the objective `memory`."""
+    winner = found.best()
+    if winner is None:
+        return None, None
+    if objective == "memory":
+        return _least_memory(found)
+    if current is not None and objective == "throughput":
+        winner = keeps_current(search.problem, search.units, found, winner, current) or winner
+    return winner, None
 
 
 def _least_memory(found: SearchResult) -> tuple[Candidate, LeastMemory]:
