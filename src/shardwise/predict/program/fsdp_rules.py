@@ -1,6 +1,6 @@
 """What sharding decides in each row: which units are gathered, scattered and reduced, and bytes.
 
-`fsdp.py` emits the events that follow from this.
+`fsdp_forward.py` and `fsdp_backward.py` emit the events that follow from this.
 """
 
 from __future__ import annotations
