@@ -89,7 +89,7 @@ PRIVATE_NAMES = "pytorch/private.py"
 NOT_OF_TORCH = {
     "_replace", "_asdict", "_make", "_fields",  # documented methods of named tuples
     "_exit",  # os
-    "_init_weights", "_attn_implementation",  # transformers
+    "_init_weights", "_attn_implementation", "_apply_gate",  # transformers
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import pytest
 from shardwise.spec.adapter import read_adapter
 from shardwise.spec.record import SpecError
 from shardwise.units.decoder import decoder_units
+from shardwise.units.division import Division
 from tests.gate import in_turn
 from tests.units.reduced import reduced
 
@@ -73,6 +74,40 @@ def test_matrices_of_blocks_are_quantised_where_devices_hold_whole_blocks_of_the
     root = decoder_units(spec, SEQ).root
     assert not root.packed(1)
     assert all(p.stored == 2.0 and not p.trainable for p in root.parameters)
+
+
+MIXTURE = reduced("qwen3_moe", hidden=256, head_dim=64, ffn=256, experts=8, experts_per_token=2)
+EXPERTS = ("mlp.experts.gate_up", "mlp.experts.down")
+
+
+def test_stacked_experts_are_quantised_and_dequantised_for_one_product_at_a_time() -> None:
+    block = decoder_units(MIXTURE.but(adapter=read_adapter("qlora:8")), SEQ).blocks[1]
+    packed = {p.name: p for p in block.packed(2)}
+    assert packed.keys() >= set(EXPERTS)
+    up = packed[EXPERTS[0]]
+    assert up.stored_bytes(1) == 8 * 512 * 256 * (0.5 + 1 / 64 + 2 / (64 * 256)) + 34
+    assert packed.keys() & {"mlp.router.weight", "attention_norm.weight"} == set()
+    # One copy in bf16, and torchao's temporaries of one expert.
+    moments = [m for m in block.stage.backward if m.copied == up.name]
+    assert max(m.copied_bytes for m in moments) == pytest.approx(2 + (14 + 2 / 64) / 8)
+    # Rows of all experts are shared among devices that do not divide the experts.
+    assert up.is_packed(16)
+    assert up.sharded_dim(16) == 0
+
+
+def test_experts_stay_in_bf16_where_a_stack_quantises_linear_layers_alone() -> None:
+    kept = read_adapter({"rank": 8, "base": "nf4", "quantised_experts": False})
+    block = decoder_units(MIXTURE.but(adapter=kept), SEQ).blocks[1]
+    experts = [p for p in block.parameters if p.name in EXPERTS]
+    assert [p.stored for p in experts] == [2.0, 2.0]
+    assert not {p.name for p in block.packed(1)} & set(EXPERTS)
+    assert {"attention.q.weight"} <= {p.name for p in block.packed(1)}
+
+
+def test_stored_experts_are_not_divided() -> None:
+    spec = MIXTURE.but(adapter=read_adapter("qlora:8"))
+    with pytest.raises(SpecError, match="quantised_experts = false"):
+        decoder_units(spec, SEQ, division=Division(expert=2))
 
 
 def test_gpt2_stores_its_matrices_in_a_way_that_cannot_be_quantised() -> None:

@@ -181,14 +181,16 @@ def _predicted(run: RunSpec, applied: Strategy, stack: str) -> tuple[Figures | N
     from shardwise.predict.api import estimate_run
     from shardwise.report.exported import Figures
     from shardwise.spec.record import SpecError
+    from shardwise.stacks.experts import with_base_of
     from shardwise.stacks.write.exports import shards_along_rows
 
     try:
         planned = estimate_run(run)
         there = planned
         along_rows = shards_along_rows(stack)
-        if applied != run.strategy or along_rows:
-            there = estimate_run(run._replace(strategy=applied), along_rows=along_rows)
+        stored = with_base_of(stack, run)
+        if applied != run.strategy or along_rows or stored.adapter != run.adapter:
+            there = estimate_run(stored._replace(strategy=applied), along_rows=along_rows)
     except SpecError as error:
         return None, error.problems[0]
     return Figures(planned, there), ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -13,10 +13,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.engine.mesh import world
+from shardwise.engine.stored_experts import StoredExperts
 from shardwise.pytorch.adapted import NAME, without_adapters
 from shardwise.pytorch.parts import Parts
 from shardwise.pytorch.private import plain_tensors
 from shardwise.pytorch.quiet_libraries import quiet_imports
+from shardwise.pytorch.stacked import stacked_matrices
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
@@ -96,9 +98,21 @@ class FrozenWeights:
         for module in modules:
             if id(module) not in self._stored:
                 self._stored.add(id(module))
-                self._store(module, self._adapter)
+                stacked = self._stacked(module, self._adapter)
+                shapes = {key: tuple(module.get_parameter(key).shape) for key in stacked}
+                self._store(module, self._adapter, stacked)
+                stored = {k: s for k, s in shapes.items() if is_quantised(module.get_parameter(k))}
+                if stored:
+                    module.forward = StoredExperts(module, stored)
 
-    def _store(self, module: nn.Module, adapter: Adapter) -> None:
+    def _stacked(self, module: nn.Module, adapter: Adapter) -> list[str]:
+        """Names of the module's stacked matrices that the adapter stores quantised."""
+        if not adapter.quantises_experts or id(module) not in self._in_blocks:
+            return []
+        names = stacked_matrices(module)
+        return [name for name in names if not module.get_parameter(name).requires_grad]
+
+    def _store(self, module: nn.Module, adapter: Adapter, stacked: Sequence[str]) -> None:
         """Convert the frozen weights that belong to `module` itself, not to its children."""
         dtype = TORCH_DTYPES[adapter.float_dtype]
         for key, parameter in list(module.named_parameters(recurse=False)):
@@ -110,16 +124,19 @@ class FrozenWeights:
             # In place, so that tied parameters stay tied.
             parameter.data = parameter.data.to(dtype)
             self._checksums[name] = checksum(parameter)
-            if adapter.base == "nf4" and id(module) in self._in_blocks and parameter.ndim == 2:
+            matrix = parameter.ndim == 2 or key in stacked
+            if adapter.base == "nf4" and id(module) in self._in_blocks and matrix:
                 self._quantise(name, module, key, parameter)
 
     def _quantise(self, name: str, module: nn.Module, key: str, weight: nn.Parameter) -> None:
         """Quantise a weight to NF4, or add its name to `not_quantised` if that is impossible."""
-        fits = weight.numel() % (_NF4_BLOCK * self._ranks) == 0 and len(weight) % self._ranks == 0
-        if not isinstance(module, nn.Linear) or not fits:
+        # NF4 tensors have two dimensions: stacked matrices are stored one below the other.
+        matrix = weight.data.reshape(-1, weight.shape[-1])
+        fits = matrix.numel() % (_NF4_BLOCK * self._ranks) == 0 and len(matrix) % self._ranks == 0
+        if not (isinstance(module, nn.Linear) or weight.ndim == 3) or not fits:
             self.not_quantised.append(name)
             return
-        setattr(module, key, nn.Parameter(to_nf4(weight.data), requires_grad=False))
+        setattr(module, key, nn.Parameter(to_nf4(matrix), requires_grad=False))
 
     def finish(self, model: nn.Module) -> None:
         """Store the digest of all frozen weights on the model; warn about unquantised ones."""
@@ -130,8 +147,8 @@ class FrozenWeights:
         object.__setattr__(model, _MARK, digest)
         if self.not_quantised and world()[0] == 0:
             log.warning(
-                "adapter.base: %d weights stay in bf16, such as %s: NF4 needs linear layers whose "
-                "elements are a multiple of %d on each of %d ranks",
+                "adapter.base: %d weights stay in bf16, such as %s: NF4 needs linear layers and "
+                "experts whose elements are a multiple of %d on each of %d ranks",
                 len(self.not_quantised),
                 self.not_quantised[0],
                 _NF4_BLOCK,

@@ -19,6 +19,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from shardwise.engine.mesh import EXPERT, expert_mesh, sharding_mesh_of_experts
 from shardwise.engine.routing import tokens_of_experts
+from shardwise.engine.stored_experts import StoredExperts
+from shardwise.pytorch.adapted import adapter_of
 from shardwise.pytorch.private import (
     exchange_rows,
     local_tensor,
@@ -27,6 +29,7 @@ from shardwise.pytorch.private import (
 )
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
+from shardwise.units.division import stored_experts_problem
 from shardwise.units.unit import shard_dimension
 
 # Inputs of an experts module of transformers: tokens, the experts chosen for each, their weights.
@@ -37,11 +40,13 @@ def stacked_experts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield modules that hold the weights of several experts in one tensor, with their names.
 
     Their own parameters have a row for each expert: matrices of three dimensions, and biases.
+    Matrices that are stored quantised have two.
     """
     for name, part in module.named_modules():
         count = getattr(part, "num_experts", None)
         own = list(part.parameters(recurse=False))
-        if isinstance(count, int) and any(p.ndim == 3 for p in own):
+        stored = isinstance(part.forward, StoredExperts)
+        if isinstance(count, int) and (stored or any(p.ndim == 3 for p in own)):
             yield name, part
 
 
@@ -54,6 +59,9 @@ def is_divided_expert(parameter: torch.Tensor) -> bool:
 def check_experts(model: nn.Module, strategy: Strategy) -> None:
     """Raise SpecError if the experts of `model` cannot be divided as the strategy says."""
     kind, degree, found = type(model).__name__, strategy.expert, dict(stacked_experts(model))
+    adapter = adapter_of(model)
+    if adapter is not None and adapter.quantises_experts:
+        raise SpecError(stored_experts_problem(adapter.base))
     if not found:
         raise SpecError(
             f"strategy.expert: {kind} has no stacked experts as those of transformers; set it to 1"

@@ -106,7 +106,7 @@ def _with_adapters(
         within = space.adapted(adapter) if space.adapted else (problem.base, space)
         if within is None:
             continue
-        model = problem.model.but(adapter=adapter)
+        model = problem.model.but(adapter=space.stored(adapter))
         best = _best_candidate(problem._replace(model=model, base=within[0]), within[1])
         if best is not None:
             yield _alternative("adapter", str(adapter), best, winner)

@@ -195,8 +195,9 @@ def plan_run(
     described = described._replace(strategy=described.strategy.but(shares=None))
     if for_stack is not None:
         from shardwise.planning.in_stack import with_software_of
+        from shardwise.stacks.experts import with_base_of
 
-        described = with_software_of(for_stack, described)
+        described = with_base_of(for_stack, with_software_of(for_stack, described))
     described = _corrected_plan(described, run, measured)
     if run is not None and objective != "sequence":
         described = _with_batch_of(run, described)

@@ -7,6 +7,7 @@ from shardwise.spec.adapter import Adapter
 from shardwise.spec.run import RunSpec
 from shardwise.spec.software import software_of_stack
 from shardwise.spec.strategy import Strategy
+from shardwise.stacks.experts import stored_by
 from shardwise.stacks.limits import LEAVES_OUT, StackLimits, expresses
 
 
@@ -35,6 +36,7 @@ def within_stack(run: RunSpec, stack: str, space: Space) -> tuple[Strategy, Spac
         has_optimizer=limits.has_optimizer,
         trains=limits.trains,
         leaves_out=LEAVES_OUT.get(stack, ()),
+        stored=lambda adapter: stored_by(stack, adapter, run.model),
         adapted=lambda adapter: _adapted_within_stack(run, stack, space, adapter),
     )
 
@@ -43,5 +45,6 @@ def _adapted_within_stack(
     run: RunSpec, stack: str, space: Space, adapter: Adapter
 ) -> tuple[Strategy, Space] | None:
     """`within_stack` for the run with an adapter; None if the stack cannot express adapters."""
-    adapted = run._replace(model=run.model.but(adapter=adapter))
+    stored = stored_by(stack, adapter, run.model)
+    adapted = run._replace(model=run.model.but(adapter=stored))
     return within_stack(adapted, stack, space) if expresses(adapted, stack, "adapter") else None

@@ -29,6 +29,10 @@ RECOMPUTE: tuple[Recompute, ...] = (
 )
 
 
+def _same_adapter(adapter: Adapter) -> Adapter:
+    return adapter
+
+
 def _same_strategy(strategy: Strategy) -> Strategy:
     return strategy
 
@@ -67,6 +71,8 @@ class Space(NamedTuple):
     # Gives the base strategy and the space of the same search with an adapter; None if the stack
     # cannot express the adapter. Without this function both stay as they are.
     adapted: Callable[[Adapter], tuple[Strategy, Space] | None] | None = None
+    # An adapter with frozen weights as the stack stores them.
+    stored: Callable[[Adapter], Adapter] = _same_adapter
 
     # Kinds of parallelism that the stack has but the search does not try.
     leaves_out: tuple[Parallelism, ...] = ()

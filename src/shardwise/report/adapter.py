@@ -6,7 +6,7 @@ from shardwise.spec.adapter import ALL_LINEAR, Adapter
 from shardwise.spec.lookup import Model
 from shardwise.spec.quantity import show_count
 
-_STORED = {"nf4": "in 4 bits (NF4)", "int8": "in 8 bits", "fp8": "in fp8, matrices of blocks"}
+_STORED = {"nf4": "in 4 bits (NF4)", "int8": "in 8 bits", "fp8": "in fp8"}
 
 
 def adapter_words(model: Model, trained: int, total: int) -> str:
@@ -18,13 +18,21 @@ def adapter_words(model: Model, trained: int, total: int) -> str:
     if adapter is None:
         return ""
     experts = getattr(model, "experts", None) is not None
-    stored = _STORED.get(adapter.base, f"in {adapter.base}")
-    kept = getattr(model, "unquantised_experts", None)
-    if kept is not None:
-        stored += f", but for the experts, which stay in {kept}"
     share = f"{show_count(trained)} of {show_count(total)} parameters"
     return (
-        f"Trains {_trained_parts(adapter, experts)}: {share}. The rest is frozen, stored {stored}."
+        f"Trains {_trained_parts(adapter, experts)}: {share}. The rest is frozen, stored "
+        f"{_stored_parts(model, adapter)}."
+    )
+
+
+def _stored_parts(model: Model, adapter: Adapter) -> str:
+    """How frozen weights are stored, such as "in 4 bits (NF4): matrices of blocks; others …"."""
+    if adapter.base not in _STORED:
+        return f"in {adapter.base}"
+    kept = getattr(model, "unquantised_experts", None)
+    experts = " and the experts" if kept is not None else ""
+    return (
+        f"{_STORED[adapter.base]}: matrices of blocks; all else{experts} in {adapter.float_dtype}"
     )
 
 

@@ -202,7 +202,9 @@ def _label(term: str, run: RunSpec) -> str:
     strategy, optimizer, adapter = run.strategy, run.job.optimizer, run.adapter
     parts = (strategy.mesh.states if strategy.sharded else 1) * strategy.tensor
     share = f"1/{parts} of all, " if parts > 1 else ""
-    stored = adapter.base if adapter else strategy.kept_dtype
+    stored: str = adapter.base if adapter else strategy.kept_dtype
+    if adapter is not None and adapter.quantised:
+        stored += f" and {adapter.float_dtype}"
     kept = run.model.unquantised_experts if isinstance(run.model, ModelSpec) else None
     experts = f", experts {kept}" if kept else ""
     detail = {

@@ -12,9 +12,9 @@ from shardwise.spec.dtype import DType
 from shardwise.spec.record import Record, SpecError
 
 Quantised = Literal["int8", "nf4"]
-# How frozen weights are stored. With fp8 or a quantised dtype, only matrices of the blocks are; all
-# other frozen weights are kept in bf16. Quantised ones are dequantised for each product, those in
-# fp8 are multiplied as they are.
+# How frozen weights are stored. With fp8 or a quantised dtype, only matrices of the blocks are,
+# with a quantised one stacked experts too. All other frozen weights are kept in bf16. Quantised
+# ones are dequantised for each product, those in fp8 are multiplied as they are.
 Stored = Literal["bf16", "fp32", "fp16", "fp64", "fp8", "int8", "nf4"]
 QUANTISED: tuple[Quantised, ...] = ("int8", "nf4")
 ALL_LINEAR = "all-linear"
@@ -49,6 +49,9 @@ class Adapter(Record):
     dora: StrictBool = False
     train: tuple[str, ...] = ()
     base: Stored = "bf16"
+    # Whether a quantised base covers stacked experts. bitsandbytes replaces linear layers alone, so
+    # stacks that leave it at that keep experts in bf16.
+    quantised_experts: StrictBool = True
 
     @field_validator("targets", "train", mode="before")
     @classmethod
@@ -85,6 +88,11 @@ class Adapter(Record):
     @property
     def quantised(self) -> bool:
         return self.base in QUANTISED
+
+    @property
+    def quantises_experts(self) -> bool:
+        """Whether frozen stacked experts are stored quantised."""
+        return self.quantised and self.quantised_experts
 
     @property
     def float_dtype(self) -> DType:

@@ -67,6 +67,11 @@ class ConfigRef(Record):
 Model = ModelSpec | ModuleRef | ConfigRef
 
 
+def may_have_experts(model: Model) -> bool:
+    """Whether a model is a mixture of experts, as far as is known before it is traced."""
+    return not isinstance(model, ModelSpec) or model.experts is not None
+
+
 def config_folder(config: str | Path) -> Path:
     """The folder of a model or tokenizer, given as the folder or as a JSON file in the folder."""
     path = Path(config)

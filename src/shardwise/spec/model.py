@@ -126,10 +126,12 @@ class ModelSpec(Record):
     def unquantised_experts(self) -> DType | None:
         """The dtype in which experts of a quantised base are stored; None for other models.
 
-        Experts are not quantised, since their matrices are parameters, not linear layers.
+        That is a choice of the adapter, or of a stack that quantises linear layers alone.
         """
         adapter = self.adapter
         if self.experts is None or adapter is None or not adapter.quantised:
+            return None
+        if adapter.quantised_experts:
             return None
         return adapter.float_dtype
 

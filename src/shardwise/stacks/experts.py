@@ -1,11 +1,13 @@
-"""Experts in the files of other stacks: who divides them, and who balances their routers."""
+"""Experts in the files of other stacks: who divides, stores and balances them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from shardwise.spec.adapter import Adapter
 from shardwise.spec.dispatch import ALL_TO_ALL, Dispatch
+from shardwise.spec.lookup import Model, may_have_experts
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import BalanceLoss
@@ -32,6 +34,26 @@ _BALANCE = {
 _MEGATRON_BALANCE = {"none": "none", "local": "aux_loss", "global": "global_aux_loss"}
 # Families that DeepSpeed's AutoEP finds experts in.
 _AUTO_EP = ("mixtral", "qwen3_moe")
+# Stacks with adapters, and those of them that store stacked experts quantised. Others leave it to
+# bitsandbytes, which replaces linear layers alone.
+_ADAPT = ("accelerate", "trainer", "trl", "axolotl", "llama-factory", "deepspeed")
+_QUANTISE = ("axolotl",)
+
+
+def stored_by(stack: str, adapter: Adapter, model: Model) -> Adapter:
+    """The adapter as a stack stores its base: with experts in 16 bits if it quantises none."""
+    keeps = stack not in _ADAPT or stack in _QUANTISE or not may_have_experts(model)
+    if keeps or not adapter.quantises_experts:
+        return adapter
+    return adapter.but(quantised_experts=False)
+
+
+def with_base_of(stack: str, run: RunSpec) -> RunSpec:
+    """The run with frozen weights as a stack stores them."""
+    if run.adapter is None:
+        return run
+    adapter = stored_by(stack, run.adapter, run.model)
+    return run._replace(model=run.model.but(adapter=adapter))
 
 
 def set_experts(reading: Reading, key: str, degree: int) -> None:

@@ -362,20 +362,15 @@ def _experts(graph: Graph, model: ModelSpec, x: Value) -> Value:
     gathered = graph.pointwise(
         x, output=graph.value(chosen * model.hidden), saves=(_order(chosen),)
     )
-    elements = graph.parameter("mlp.experts.gate_up", model.experts, 2 * model.ffn, model.hidden)
-    joined = graph.matmul(
-        gathered, chosen * 2 * model.ffn, elements, 2.0 * chosen * 2 * model.ffn * model.hidden
-    )
-    graph.ops[-1].routed, graph.experts = chosen, model.experts
+    up, narrow = _expert_matrices(model, model.experts)
+    joined = graph.stacked(gathered, "mlp.experts.gate_up", up, chosen)
     product = _gated(graph, model, *graph.halves(joined), copies=chosen)
-    elements = graph.parameter("mlp.experts.down", model.experts, model.hidden, model.ffn)
-    down = graph.matmul(
-        product, chosen * model.hidden, elements, 2.0 * chosen * model.ffn * model.hidden
-    )
-    graph.ops[-1].routed = chosen
+    down = graph.stacked(product, "mlp.experts.down", narrow, chosen)
     weighted = graph.pointwise(down, weights, saves=(down, weights))
     made = graph.pointwise(weighted, output=graph.value(model.hidden), saves=(_order(chosen),))
-    graph.hold(x, gathered)
+    # The forward of stored experts keeps no variable of the rows that it gathered.
+    stored = model.adapter is not None and model.adapter.quantises_experts
+    graph.hold(*((x,) if stored else (x, gathered)))
     return made
 
 
@@ -388,6 +383,13 @@ def _chosen_weights(graph: Graph, probabilities: Value, chosen: int) -> Value:
 def _order(rows: float) -> Value:
     """The integers by which rows are chosen or put in order, which autograd keeps."""
     return Value(rows, INT64)
+
+
+def _expert_matrices(
+    model: ModelSpec, experts: int
+) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """The shapes of the stacked matrices of `experts` experts: gate and up, and down."""
+    return (experts, 2 * model.ffn, model.hidden), (experts, model.hidden, model.ffn)
 
 
 def _divided_experts(graph: Graph, model: ModelSpec, x: Value) -> Value:
@@ -411,15 +413,10 @@ def _divided_experts(graph: Graph, model: ModelSpec, x: Value) -> Value:
     )
     ordered = graph.pointwise(received, saves=(_order(got),))
     own = model.experts // division.expert
-    names = ("mlp.experts.gate_up", "mlp.experts.down")
-    elements = graph.parameter(names[0], own, 2 * model.ffn, model.hidden, expert=True)
-    flops = 2.0 * got * model.ffn * model.hidden
-    joined = graph.matmul(ordered, got * 2 * model.ffn, elements, 2.0 * flops)
-    graph.ops[-1].routed, graph.experts = got, own
+    up, narrow = _expert_matrices(model, own)
+    joined = graph.stacked(ordered, "mlp.experts.gate_up", up, got, expert=True)
     product = _gated(graph, model, *graph.halves(joined), copies=got)
-    elements = graph.parameter(names[1], own, model.hidden, model.ffn, expert=True)
-    down = graph.matmul(product, got * model.hidden, elements, flops)
-    graph.ops[-1].routed = got
+    down = graph.stacked(product, "mlp.experts.down", narrow, got, expert=True)
     weighted = graph.pointwise(down)  # by 1
     arrived = graph.pointwise(weighted, saves=(_order(got),))
     down = graph.pointwise(arrived)  # summed over one expert

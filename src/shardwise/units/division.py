@@ -158,7 +158,17 @@ def _problems_of_experts(model: ModelSpec, expert: int) -> list[str]:
             f"strategy.expert: {expert} does not divide the {model.experts} experts of "
             f"{model.name}; choose a degree that does"
         ]
+    if model.adapter is not None and model.adapter.quantises_experts:
+        return [stored_experts_problem(model.adapter.base)]
     return []
+
+
+def stored_experts_problem(base: str) -> str:
+    """Why experts that a base stores quantised are not divided, in a sentence."""
+    return (
+        f"strategy.expert: experts stored in {base} are not divided among devices; set it to 1, or "
+        "adapter.quantised_experts = false"
+    )
 
 
 def _problems_of_context(model: ModelSpec, division: Division, seq_len: int) -> list[str]:

@@ -11,7 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwise.spec.record import SpecError
-from shardwise.units.division import Division, Exchange, Exchanges, expert_counts
+from shardwise.units.division import (
+    Division,
+    Exchange,
+    Exchanges,
+    expert_counts,
+    stored_experts_problem,
+)
 from shardwise.units.stage import POLICIES, Kept, Moment, Policy, Stage
 from shardwise.units.unit import ModelUnits, Parameter, Unit
 
@@ -42,6 +48,8 @@ def _divided(block: Unit, units: ModelUnits, division: Division) -> Unit:
             f"strategy.expert: {division.expert} does not divide the {count} experts of "
             f"{units.name}; choose a degree that does"
         )
+    if any(p.quantised is not None for p in stacked):
+        raise SpecError(stored_experts_problem("4 or 8 bits"))
     own = count // division.expert
     parameters = tuple(
         p._replace(shape=(own, *p.shape[1:]), expert=True) if p in stacked else p

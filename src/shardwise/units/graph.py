@@ -11,7 +11,7 @@ from typing import Any
 
 from shardwise.spec.adapter import Adapter
 from shardwise.units.division import UNDIVIDED, Division, Exchange
-from shardwise.units.unit import Parameter, frozen
+from shardwise.units.unit import DEQUANTISING_BYTES, Parameter, dequantising_bytes, frozen
 
 # Bytes of an element in fp32, and of an integer.
 FP32, INT64 = 4, 8
@@ -64,8 +64,10 @@ class Op:
     pointwise: bool = False
     # One kernel whose backward allocates no full-size temporary.
     fused: bool = False
-    # Name of the matrix that the operation reads, if that matrix can be quantised.
+    # Name of the matrix that the operation reads, if that matrix can be quantised, and bytes per
+    # element while it is dequantised.
     quantised: str | None = None
+    dequantising: float = DEQUANTISING_BYTES
     # Collectives of its forward and of its backward.
     sent: tuple[Exchange, ...] = ()
     returned: tuple[Exchange, ...] = ()
@@ -177,6 +179,22 @@ class Graph:
         if self.adapter is None or not self.adapter.adapts(self.linear_names.get(name, "lm_head")):
             return product
         return self._adapted(self.adapter, x, product, name)
+
+    def stacked(
+        self, x: Value, name: str, shape: tuple[int, int, int], rows: float, *, expert: bool = False
+    ) -> Value:
+        """Record a grouped product of `rows` rows per token with stacked matrices.
+
+        `shape` is (experts, out, in); `expert` marks those of divided experts.
+        """
+        elements = self.parameter(name, *shape, matrix=not expert, expert=expert)
+        made = self.matmul(x, rows * shape[1], elements, 2.0 * rows * shape[1] * shape[2])
+        op = self.ops[-1]
+        op.routed, self.experts = rows, shape[0]
+        if self.adapter is not None and self.adapter.quantises_experts and not expert:
+            op.quantised = name
+            op.dequantising = dequantising_bytes(shape, self.itemsize)
+        return made
 
     def _adapted(self, adapter: Adapter, x: Value, product: Value, name: str) -> Value:
         """Record LoRA of a linear layer: its input times two narrow matrices, scaled and added."""

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from shardwise.units.division import Exchanges, join_exchanges
 from shardwise.units.graph import Graph, Op, Value
 from shardwise.units.stage import POLICIES, Kept, Moment, Policy, Stage, mean_width, prune
-from shardwise.units.unit import DEQUANTISING_BYTES
 
 
 class _Memory(NamedTuple):
@@ -236,7 +235,7 @@ def _forward(graph: Graph, saves: list[tuple[Value, ...]]) -> _Memory:
     for index, op in enumerate(graph.ops):
         held |= dict.fromkeys(saved.storage for saved in saves[index])
         if op.quantised:
-            moments.append((index, _moment({**held, **transient}, 0.0, op, DEQUANTISING_BYTES)))
+            moments.append((index, _moment({**held, **transient}, 0.0, op, op.dequantising)))
         transient[op.output.storage] = None
         named = [v for v in graph.named if v in transient or v in made]
         made[op.output] = None
@@ -266,7 +265,7 @@ def _backward(graph: Graph, saves: list[tuple[Value, ...]]) -> _Memory:
         joined = [gradients.pop(other) for other in op.others]
         if op.quantised:
             live = [*held, *dict.fromkeys((outgoing, *gradients.values()))]
-            moments.append((index, _moment(live, made_elements, op, DEQUANTISING_BYTES)))
+            moments.append((index, _moment(live, made_elements, op, op.dequantising)))
         fresh: list[Value] = []
         for x in op.inputs:
             if not x.needs:

@@ -18,6 +18,7 @@ from shardwise.pytorch.build import build_module
 from shardwise.pytorch.example_inputs import check_seq_len, example_inputs
 from shardwise.pytorch.parts import Parts
 from shardwise.pytorch.private import DataDependentOutputException, FakeTensorMode
+from shardwise.pytorch.stacked import stacked_matrices
 from shardwise.spec.dtype import TORCH_NAMES, DType
 from shardwise.spec.lookup import Model
 from shardwise.spec.record import SpecError
@@ -299,19 +300,28 @@ def _units(
 
 def _quantised(parts: Parts) -> frozenset[str]:
     """Names of the weights that an adapter stores quantised."""
-    quantised = parts.adapter is not None and parts.adapter.quantised
-    return _matrices(parts) if quantised else frozenset()
+    if parts.adapter is None or not parts.adapter.quantised:
+        return frozenset()
+    most = 3 if parts.adapter.quantised_experts else 2
+    return frozenset(n for n in _matrices(parts) if parts.parameters[n].ndim <= most)
 
 
 def _matrices(parts: Parts) -> frozenset[str]:
-    """Names of the frozen matrices of linear layers in blocks, which an adapter may quantise."""
+    """Names of the frozen matrices of linear layers and experts in blocks.
+
+    An adapter may quantise them.
+    """
     if parts.adapter is None:
         return frozenset()
+
+    def is_matrix(name: str) -> bool:
+        path, _, key = name.rpartition(".")
+        module = parts.module.get_submodule(path)
+        linear = isinstance(module, nn.Linear) and parts.parameters[name].ndim == 2
+        return linear or key in stacked_matrices(module)
+
     return frozenset(
         name
         for name, holder in parts.owner.items()
-        if holder != ROOT
-        and parts.parameters[name].ndim == 2
-        and not parts.parameters[name].requires_grad
-        and isinstance(parts.module.get_submodule(name.rpartition(".")[0]), nn.Linear)
+        if holder != ROOT and not parts.parameters[name].requires_grad and is_matrix(name)
     )

@@ -32,7 +32,7 @@ from shardwise.pytorch.private import (
 )
 from shardwise.units.recorded import Record
 from shardwise.units.stage import Moment, Stage
-from shardwise.units.unit import DEQUANTISING_BYTES
+from shardwise.units.unit import dequantising_bytes
 
 ROOT = ""
 
@@ -233,7 +233,8 @@ class Recorder(DispatchMode):
                 self._forget_when_freed(tensor)
         copied = self._read_quantised(args) if flops and self._quantised else None
         if copied:
-            self._record_moment(copied, DEQUANTISING_BYTES)
+            shape = self.parameters[copied].shape
+            self._record_moment(copied, dequantising_bytes(shape, args[0].itemsize))
         for tensor in tensors:
             self._track(tensor)
         if self.in_backward:

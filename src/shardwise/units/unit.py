@@ -31,6 +31,23 @@ QUANTISED_TABLE = 34
 DEQUANTISING_BYTES = 8 + 2 + 2 + 2 + 2 / 64
 
 
+def dequantised_parts(shape: Sequence[int]) -> int:
+    """In how many equal parts stacked matrices are dequantised; 1 for a single matrix.
+
+    Each part is of full matrices and full blocks of scales.
+    """
+    return math.gcd(shape[0], math.prod(shape) // QUANTISED_BLOCK) if len(shape) == 3 else 1
+
+
+def dequantising_bytes(shape: Sequence[int], itemsize: int) -> float:
+    """Bytes per element while a quantised weight is dequantised to a dtype of `itemsize` bytes.
+
+    Stacked matrices are dequantised part by part into one copy.
+    """
+    parts = dequantised_parts(shape)
+    return DEQUANTISING_BYTES if parts == 1 else itemsize + DEQUANTISING_BYTES / parts
+
+
 class Parameter(NamedTuple):
     """One parameter tensor and its unsharded shape."""
 
@@ -61,13 +78,18 @@ class Parameter(NamedTuple):
 
     def padded_numel(self, shard: int) -> int:
         """Elements on all devices, after FSDP2 pads the sharded dimension to equal shards."""
+        if self.is_packed(shard):
+            return self.numel
         rows = self.shape[self.sharded_dim(shard)] if self.shape else 1
         return -(-rows // shard) * shard * (self.numel // max(1, rows))
 
     def is_packed(self, shard: int) -> bool:
         """Whether this parameter is quantised over `shard` devices: each must hold full blocks."""
-        whole = self.numel % (QUANTISED_BLOCK * shard) == 0 and self.shape[0] % shard == 0
-        return self.quantised is not None and whole
+        if self.quantised is None:
+            return False
+        # Stacked matrices are stored one below the other.
+        rows = self.numel // self.shape[-1]
+        return self.numel % (QUANTISED_BLOCK * shard) == 0 and rows % shard == 0
 
     def stored_bytes(self, shard: int) -> float:
         """Bytes of a frozen parameter on all devices; 0 for a parameter in the master dtype."""
@@ -81,16 +103,21 @@ class Parameter(NamedTuple):
 
     def sharded_dim(self, shard: int) -> int:
         """The dimension along which this parameter is sharded over `shard` devices."""
+        if self.is_packed(shard):
+            return 0
         return shard_dimension(self.shape, shard) if self.dim is None else self.dim
 
 
 def frozen(parameter: Parameter, adapter: Adapter, matrix: bool) -> Parameter:
     """The parameter as not trained, stored as an adapter's `base` says.
 
-    `matrix` marks the weight of a linear layer of a block, which can be quantised or in fp8.
+    `matrix` marks the weight of a linear layer of a block, which can be quantised or in fp8, and
+    the matrices of stacked experts, which can be quantised.
     """
-    if matrix and adapter.base == "fp8":
+    stacked = len(parameter.shape) == 3
+    if matrix and adapter.base == "fp8" and not stacked:
         return parameter._replace(trainable=False, stored=1.0, in_low_bits=True)
+    matrix = matrix and (adapter.quantised_experts or not stacked)
     return parameter._replace(
         trainable=False,
         stored=float(DTYPE_BYTES[adapter.float_dtype]),

@@ -17,6 +17,7 @@ from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.pieces import Tensor
 from shardwise.checkpoint.format.synced import sync_file, write_synced
 from shardwise.engine.adapter import base_digest, is_quantised
+from shardwise.engine.stored_experts import StoredExperts
 from shardwise.pytorch.adapted import (
     adapted_layers,
     adapter_of,
@@ -124,6 +125,8 @@ def merged_model(
         weight = getattr(part, "weight", None)
         if isinstance(part, nn.Linear) and weight is not None and is_quantised(weight):
             part.weight = nn.Parameter(weight.data.to(torch.float32), requires_grad=False)
+        elif isinstance(part.forward, StoredExperts):
+            part.forward.restore(torch.float32)
     module.float()
     for layer in adapted_layers([module]):
         cast(Any, layer).merge()

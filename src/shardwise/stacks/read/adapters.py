@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shardwise.spec.adapter import ALL_LINEAR
+from shardwise.spec.adapter import ALL_LINEAR, Adapter
 from shardwise.spec.dtype import TORCH_NAMES
+from shardwise.spec.lookup import Model, may_have_experts
 from shardwise.spec.record import SpecError
 from shardwise.stacks.outcomes import ABSENT, plain_text, repr_text
 from shardwise.stacks.read.imported import Reading, boolean, finite_number, positive_integer
@@ -112,6 +113,19 @@ class Quantisation(NamedTuple):
     kind: str = "nf4"
     # Whether the scales of 4-bit blocks are quantised too.
     double: bool = True
+
+
+def adapter_for(fields: Mapping[str, object], model: Model) -> Adapter:
+    """The adapter of a file for a model.
+
+    bitsandbytes quantises linear layers alone: experts stay in 16 bits unless the file says
+    otherwise.
+    """
+    adapter = Adapter.read(fields, where="adapter")
+    if adapter.quantises_experts and may_have_experts(model):
+        stored = fields.get("quantised_experts") is True
+        return adapter.but(quantised_experts=stored)
+    return adapter
 
 
 def set_base(reading: Reading, loaded: object, quantised: Quantisation | None = None) -> None:

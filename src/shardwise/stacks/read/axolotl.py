@@ -40,7 +40,6 @@ _LOST = {
     "fused_attn_kernel": _KERNELS, "flash_attn_fuse_mlp": _KERNELS,
     "flash_attn_rms_norm": _KERNELS, "flash_attn_cross_entropy": _KERNELS,
     "lora_target_parameters": "adapters of single parameters are not planned",
-    "quantize_moe_experts": "stacked experts are stored as adapter.base says",
     "activation_offloading": "read without it; set offload in [strategy] to activations",
     "auto_find_batch_size": "shardwise plan finds the batch instead",
     "ddp_find_unused_parameters": "every parameter must receive a gradient in Shardwise",
@@ -234,6 +233,8 @@ def _weights(table: Mapping[str, object], low: str | None, reading: Reading) -> 
     elif boolean(table, "load_in_8bit", otherwise=False):
         quantised = Quantisation(8)
     set_base(reading, low or "fp32", quantised)
+    if reading.adapter and boolean(table, "quantize_moe_experts", otherwise=False):
+        reading.given("quantize_moe_experts", {"adapter.quantised_experts": True})
     set_master(reading, low)
 
 

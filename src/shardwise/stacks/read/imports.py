@@ -16,6 +16,7 @@ from shardwise.spec.record import Problems, Record, SpecError, SpecWarning
 from shardwise.spec.run import RunSpec, default_seq_len
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import DataSettings, TrainSettings
+from shardwise.stacks.read.adapters import adapter_for
 from shardwise.stacks.read.imported import Imported
 from shardwise.stacks.read.objective import is_unplanned, objective_warning
 
@@ -302,7 +303,7 @@ def imported_run(imported: Imported, model: Model, cluster: ClusterSpec) -> RunS
             train = TrainSettings.read(imported.train, where="train")
     with problems.collect():
         if imported.adapter:
-            model = model.but(adapter=Adapter.read(imported.adapter, where="adapter"))
+            model = model.but(adapter=adapter_for(imported.adapter, model))
     with problems.collect():
         if imported.data:
             data = DataSettings.read(imported.data, where="data")

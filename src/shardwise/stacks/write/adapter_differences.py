@@ -6,6 +6,7 @@ from shardwise.spec.adapter import Adapter
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import TrainSettings
 from shardwise.stacks.outcomes import Difference, value_text
+from shardwise.stacks.read.adapters import adapter_for
 from shardwise.stacks.read.imported import Imported
 
 # Settings of [train] that change the result; the others concern logs and checkpoints.
@@ -17,20 +18,21 @@ _ARITHMETIC = ("steps", "epochs", "seed", "learning_rate", "schedule", "warmup_s
 def settings_differences(run: RunSpec, back: Imported, who: str) -> list[Difference]:
     """Settings of the adapter, job and `[train]` that differ in the stack's file."""
     return [
-        *adapter_differences(run.adapter, back, who),
+        *adapter_differences(run, back, who),
         *_of_job(run, back, who),
         *_of_train(run, back, who),
     ]
 
 
-def adapter_differences(ours: Adapter | None, back: Imported, who: str) -> list[Difference]:
+def adapter_differences(run: RunSpec, back: Imported, who: str) -> list[Difference]:
     """Settings of the adapter that differ in the stack's file; empty without an adapter."""
+    ours = run.adapter
     if ours is None:
         return []
     if not back.adapter:
         why = f"{who} cannot freeze these; it trains every parameter"
         return [Difference(why, {"adapter": ours})]
-    theirs = Adapter.read(back.adapter)
+    theirs = adapter_for(back.adapter, run.model)
     differences = []
     for name in Adapter.model_fields:
         # An alpha that is not set is twice the rank, so the scale is compared.

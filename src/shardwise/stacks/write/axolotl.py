@@ -7,6 +7,7 @@ from typing import Any
 from shardwise.spec.adapter import ALL_LINEAR, Adapter
 from shardwise.spec.chat import holds_chat
 from shardwise.spec.families import BLOCKS
+from shardwise.spec.lookup import Model
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
@@ -61,7 +62,7 @@ def _table(run: RunSpec) -> dict[str, Any]:
     cpu = run.cluster.device.is_cpu
     table: dict[str, Any] = {
         "base_model": model_name(run),
-        **_trained(run.adapter),
+        **_trained(run.adapter, run.model),
         **_data(run),
         **write_rows(AXOLOTL_BATCH, run),
         **_precision(strategy),
@@ -82,7 +83,11 @@ def _table(run: RunSpec) -> dict[str, Any]:
     return table
 
 
-def _trained(adapter: Adapter | None) -> dict[str, Any]:
+# The linear layers of a mixture with formulas.
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def _trained(adapter: Adapter | None, model: Model) -> dict[str, Any]:
     """The keys about which parameters are trained; empty if all are."""
     if adapter is None:
         return {}
@@ -96,7 +101,13 @@ def _trained(adapter: Adapter | None) -> dict[str, Any]:
         "lora_alpha": integer_alpha(adapter),
         "lora_dropout": adapter.dropout,
     }
-    if adapter.targets == (ALL_LINEAR,):
+    stored = isinstance(model, ModelSpec) and model.experts and adapter.quantises_experts
+    if stored:
+        table["quantize_moe_experts"] = True
+    if stored and adapter.targets == (ALL_LINEAR,):
+        # axolotl refuses lora_target_linear beside quantised experts.
+        table["lora_target_modules"] = list(_ATTENTION)
+    elif adapter.targets == (ALL_LINEAR,):
         table["lora_target_linear"] = True
     else:
         table["lora_target_modules"] = list(adapter.targets)

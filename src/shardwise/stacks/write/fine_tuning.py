@@ -86,7 +86,7 @@ def write(stack: Stack, run: RunSpec, command: str, more: tuple[Difference, ...]
     )
     text = yaml.safe_dump(table, sort_keys=False, allow_unicode=True)
     by_script = (*found.by_script, *_placeholders(run, table))
-    other = adapter_differences(run.adapter, stack.read(table), stack.who)
+    other = adapter_differences(run, stack.read(table), stack.who)
     changed: tuple[Setting, ...] = ("adapter",) if other else ()
     return Exported(stack.file, text, differences, command, found.applied, by_script, changed)
 

@@ -77,9 +77,7 @@ def export(run: RunSpec, table: dict[str, Any], found: Comparison, target: Targe
         if value == CHANGE_ME
     ]
     command = script_command(run, target.name(NAME))
-    changed: tuple[Setting, ...] = (
-        ("adapter",) if adapter_differences(adapter, back, TRAINER) else ()
-    )
+    changed: tuple[Setting, ...] = ("adapter",) if adapter_differences(run, back, TRAINER) else ()
     return Exported(NAME, text, differences, command, found.applied, tuple(to_fill_in), changed)
 
 
