@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -191,14 +191,17 @@ def _shard(
         "shard_placement_fn": _shard_placement(strategy),
     }
 
+    inside: dict[FSDPModule, list[FSDPModule]] = {}
+
     def unit(members: list[nn.Module], reshard: bool | int | None) -> FSDPModule:
         """Make `members` one FSDP unit; return its first module."""
         prepare(members)
-        if expert is not None:
-            expert.unit(members, reshard, settings)
+        experts = expert.unit(members, reshard, settings) if expert is not None else []
         together = members if len(members) > 1 else members[0]
         fully_shard(together, reshard_after_forward=reshard, **settings)
-        return cast(FSDPModule, members[0])
+        made = cast(FSDPModule, members[0])
+        inside[made] = experts
+        return made
 
     size, blocks = strategy.blocks_per_unit, list(parts.blocks.values())
     starts = range(0, len(blocks), size)
@@ -212,7 +215,7 @@ def _shard(
     # The root's parameters are used first and last: resharding in between would only gather
     # them twice.
     last.append(unit([parts.module], False))
-    _set_prefetch(units, last, strategy)
+    _set_prefetch(units, last, strategy, inside)
 
 
 def _shard_placement(strategy: Strategy) -> Callable[[nn.Parameter], Shard] | None:
@@ -241,11 +244,16 @@ def _apply_autocast(model: nn.Module, strategy: Strategy, device: torch.device) 
 
 
 def _set_prefetch(
-    units: Sequence[FSDPModule], last: Sequence[FSDPModule], strategy: Strategy
+    units: Sequence[FSDPModule],
+    last: Sequence[FSDPModule],
+    strategy: Strategy,
+    inside: Mapping[FSDPModule, Sequence[FSDPModule]],
 ) -> None:
     """Set how many units ahead are gathered, if it differs from FSDP2's default.
 
-    `last` are the units of embedding, head and root, which are no blocks.
+    `last` are the units of embedding, head and root, which are no blocks; `inside` are the divided
+    experts of each unit. The host waits inside experts, and issues no gather until it knows how
+    many tokens come: in the forward, experts are gathered ahead too, before it waits.
     """
     if strategy.prefetch != 1:
         for unit in (*units, *last):
@@ -255,9 +263,9 @@ def _set_prefetch(
             unit.set_modules_to_backward_prefetch(ahead or [unit])
     if strategy.forward_prefetch:
         for index, unit in enumerate(units):
-            unit.set_modules_to_forward_prefetch(
-                list(units[index + 1 : index + 1 + strategy.forward_prefetch])
-            )
+            reached = units[index : index + 1 + strategy.forward_prefetch]
+            ahead = [one for other in reached for one in (other, *inside[other])]
+            unit.set_modules_to_forward_prefetch(ahead[1:])
 
 
 def _precision(strategy: Strategy, parts: Parts) -> MixedPrecisionPolicy:

@@ -4,7 +4,8 @@
   the same experts. They are gathered when the block reaches them and resharded when they are done.
 - Tokens travel to the devices that have their experts and back: two all-to-alls in the forward, two
   in the backward, and again where a block recomputes. Before them, devices exchange how many tokens
-  each expert gets. The host reads these counts, and so issues no later gather until then.
+  each expert gets. The host reads these counts, and so issues no later gather until then. With
+  `forward_prefetch`, experts of the units ahead are gathered with them, before it waits.
 - In the backward, a unit gathers its experts while it begins, and its experts the unit before it.
   Gradients of experts are reduced when the backward of the experts is done.
 """
@@ -59,7 +60,8 @@ class DividedExperts(GroupCollectives):
         """The forward of a unit part by part; `ahead` are the gathers of what follows it."""
         blocks, before = self._blocks(group), group.unit.groups[0]
         following = [*group.unit.groups[2:], None]
-        yield from self._gather_experts(group.unit.groups[1], group.place, self.gathers(m))
+        if not self.forward_prefetch:
+            yield from self._gather_experts(group.unit.groups[1], group.place, self.gathers(m))
         for one in blocks:
             for part in one.block.stage.parts or (one.block.stage,):
                 if part.of_experts:
@@ -69,7 +71,7 @@ class DividedExperts(GroupCollectives):
                     behind = following.pop(0)
                     if behind is None:
                         yield from ahead
-                    else:
+                    elif not self.forward_prefetch:
                         yield from self._gather_experts(behind, group.place, self.gathers(m))
                     before = one.experts
                 yield from self.forward_moments(one.block, part, one.again)
@@ -90,16 +92,27 @@ class DividedExperts(GroupCollectives):
                 experts, index, Cost("gather", (experts,)), experts.axis, rows, QUEUE
             )
 
+    def _gather_experts_ahead(self, m: MicroBatch, index: int) -> Iterator[Event]:
+        """The all-gathers of a unit's experts with `forward_prefetch`: before the host waits."""
+        if not self.forward_prefetch:
+            return
+        for experts in self.units.blocks[index].groups[1:]:
+            cost, gathers = Cost("gather", (experts,)), self.gathers(m)
+            yield from self._all_gather(experts, index, cost, experts.axis, gathers, QUEUE)
+            yield Alloc("unsharded_parameters", self.gather_buffer_bytes(experts) * gathers)
+
     def _experts_copied_out(
         self, m: MicroBatch, group: UnitGroup, experts: Unit, part: Stage, before: Unit
     ) -> Iterator[Event]:
         """Experts copied out of their flat buffer in the forward; frees the buffer of `before`."""
         gathers = self.gathers(m)
-        if self.waits:
+        if self.waits and not self.forward_prefetch:
             cost = Cost("gather", (experts,))
             yield from self._all_gather(experts, group.place, cost, experts.axis, gathers, QUEUE)
         yield from self._copy_out(experts, group.place, gathers, QUEUE)
-        held = self.gathered_bytes(experts) + self.gather_buffer_bytes(experts)
+        held = self.gathered_bytes(experts)
+        if not self.forward_prefetch:
+            held = held + self.gather_buffer_bytes(experts)
         yield Alloc("unsharded_parameters", held * gathers)
         copied = self.s.rearranged(experts) * self.c.param_bytes * gathers
         entering = Alloc("activations", part.before_bytes * self.s.tokens)

@@ -31,7 +31,7 @@ class FsdpForward(DividedExperts):
         yield from self.exchanged(ROOT_UNIT, (self.units.lookup.forward, 1))
         if not self.waits:
             for index in range(min(1 + self.forward_prefetch, len(self.units.blocks))):
-                yield from self._gather(self.units.blocks[index], index, gathers)
+                yield from self._gather_whole(m, index)
 
     def _embedding_forward(self, m: MicroBatch) -> Iterator[Event]:
         """The events of the embedding, if it is its own unit: gather, look up, reshard."""
@@ -52,12 +52,13 @@ class FsdpForward(DividedExperts):
         unit, index, c = group.unit.groups[0], group.place, self.c
         gathers, reshards = self.gathers(m), c.reshard_forward
         divided = unit is not group.unit
-        if self.waits:
+        if self.waits and not (self.forward_prefetch and index):
             yield from self._gather(unit, index, gathers)
         yield from self._copy_out(unit, index, gathers)
         ahead = tuple(self._gathers_ahead(m, index))
-        if not divided:
+        if self.waits or not divided:
             yield from ahead
+            ahead = ()
         yield Alloc(
             "unsharded_parameters",
             (self.gathered_bytes(unit) + self.gather_buffer_bytes(unit)) * gathers,
@@ -76,15 +77,29 @@ class FsdpForward(DividedExperts):
         yield Alloc("unsharded_parameters", (left - self.gathered_bytes(unit)) * reshards)
 
     def _gathers_ahead(self, m: MicroBatch, index: int) -> Iterator[Event]:
-        """The all-gather of what follows unit `index`, which runs during its forward."""
+        """The all-gather of what follows unit `index`, which runs during its forward.
+
+        Where hooks wait, a unit gathers what is in its reach before its own forward.
+        """
         if self.waits:
+            if self.forward_prefetch and index == 0:
+                yield from self._gather_experts_ahead(m, index)
+                for following in range(1, self.forward_prefetch):
+                    yield from self._gather_whole(m, following)
+            if self.forward_prefetch:
+                yield from self._gather_whole(m, index + self.forward_prefetch)
             return
         reach = index + 1 + self.forward_prefetch
-        ahead = neighbour(self.units, reach)
-        if ahead is not None:
-            yield from self._gather(ahead, reach, self.gathers(m))
+        yield from self._gather_whole(m, reach)
         if index == len(self.units.blocks) - 1:
             yield from self._gather(self.head, ROOT_UNIT, self.gathers(m))
+
+    def _gather_whole(self, m: MicroBatch, index: int) -> Iterator[Event]:
+        """The all-gather of the unit at `index`, if there is one, and of its experts if ahead."""
+        unit = neighbour(self.units, index)
+        if unit is not None:
+            yield from self._gather(unit, index, self.gathers(m))
+            yield from self._gather_experts_ahead(m, index)
 
     def _forward_of_blocks(self, group: UnitGroup) -> Iterator[Event]:
         for number, block in enumerate(group.unit.blocks):
