@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardwise.predict.api import estimate_run
 from shardwise.predict.configurations import Configurations
 from shardwise.predict.program.events import Run
 from shardwise.predict.program.step import emit_steps
 from shardwise.spec.model import ModelSpec
+from shardwise.spec.question import describe_run
 from shardwise.spec.strategy import Strategy
 from shardwise.units.decoder import decoder_units
 from shardwise.units.division import Division
@@ -79,3 +81,18 @@ def test_gathers_of_experts_before_the_first_wait(ahead: int, gathered: int) -> 
     order = predicted(SPEC, strategy_of(ahead))
     before = order[: order.index(("all_to_all", "expert"))]
     assert before.count(("all_gather", "expert_shard")) == gathered
+
+
+@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "deepseek-v3"])
+def test_gathers_ahead_save_time_where_the_host_runs_ahead(model: str) -> None:
+    """Also where the first blocks have no experts."""
+    steps = []
+    for ahead in (0, 1, 2):
+        run = describe_run(
+            model, "32x8xB200@400Gbps", seq_len=4096, expert=16, forward_prefetch=ahead
+        )
+        time = estimate_run(run).time
+        assert time is not None
+        steps.append(time.step_s)
+    assert steps[1] < steps[0]
+    assert steps[2] == pytest.approx(steps[1], rel=0.01)

@@ -76,11 +76,12 @@ class ShardedPlacement(Placement):
         """A key of the neighbours that decide the forward events of the unit at `index`.
 
         Units without a unit to prefetch get a key of their own: each leaves one gather fewer in the
-        queue.
+        queue; and so do those with fewer or more groups of experts than that unit.
         """
         ahead = neighbour(self.units, index + 1 + self.forward_prefetch)
         key = identity(neighbour(self.units, index - 1), ahead)
-        return key if ahead else (*key, index)
+        alike = ahead is not None and len(ahead.groups) == len(self.units.blocks[index].groups)
+        return key if alike else (*key, index)
 
     def backward_neighbours(self, index: int) -> tuple[int, ...]:
         reach = max(1, self.prefetch)
