@@ -213,6 +213,8 @@ def gathered_into(model: nn.Module) -> Iterator[torch.Tensor]:
 
     In a group of one process it copies, and no collective shows them.
     """
+    from torch.distributed.fsdp import FSDPModule
+
     for module in model.modules():
         for group in fsdp_groups(module) if isinstance(module, FSDPModule) else []:
             for parameter in group.fsdp_params:

@@ -72,6 +72,8 @@ class Calibration(Record):
     grouped_half_tokens: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     # Seconds of sorting and combining per routed token and pass.
     routed_s: Seconds = 0.0
+    # The same where a library sends tokens to their experts.
+    library_routed_s: Seconds = 0.0
     # Bytes moved per logit and step, beyond the counted bytes of its element-wise operations.
     head_bytes: Annotated[float, Field(ge=0, le=1e5)] = 0.0
     # Seconds of the host per block and pass.
