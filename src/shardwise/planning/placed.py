@@ -51,9 +51,14 @@ class Placed(Sequence[Strategy]):
         places: Sequence[Place],
         *,
         exact: bool = False,
+        settings: Configurations | None = None,
     ) -> None:
-        """With `exact` the forms are the strategies of the rows, with their degrees."""
+        """With `exact` the forms are the strategies of the rows, with their degrees.
+
+        `settings` are the columns of the forms, if they are known.
+        """
         self.forms, self.form, self.places, self.exact = forms, form, places, exact
+        self._settings = settings
         self._made: dict[int, Strategy] = {}
 
     @classmethod
@@ -125,7 +130,7 @@ class Placed(Sequence[Strategy]):
     @cached_property
     def columns(self) -> Configurations:
         """All settings as columns."""
-        columns = Configurations.of(self.forms).take(self.form)
+        columns = (self._settings or Configurations.of(self.forms)).take(self.form)
         if self.exact:
             return columns
         degrees = np.asarray([(*place.mesh, *place[1:]) for place in self.places], dtype=np.int64)
@@ -151,6 +156,14 @@ class Forms:
     def __init__(self) -> None:
         self._index: dict[tuple[object, ...], int | None] = {}
         self.strategies: list[Strategy] = []
+        self._columns: Configurations | None = None
+
+    @property
+    def columns(self) -> Configurations:
+        """The settings of all forms so far."""
+        if self._columns is None or len(self._columns) < len(self.strategies):
+            self._columns = Configurations.of(self.strategies)
+        return self._columns
 
     def index(self, key: tuple[object, ...], make: Callable[[], Strategy | None]) -> int | None:
         """The index of a form in `strategies`; None if `make` refuses the first of its rows."""

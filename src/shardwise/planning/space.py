@@ -173,8 +173,10 @@ def placements(
         if form is not None:
             found.setdefault((form, place))
     used, form_of = np.unique([form for form, _ in found], return_inverse=True)
-    kept = [forms.strategies[number] for number in used.astype(int).tolist()]
-    return Placed(kept, form_of, [place for _, place in found])
+    used = used.astype(np.int64)
+    kept = [forms.strategies[number] for number in used.tolist()]
+    settings = forms.columns.take(used)
+    return Placed(kept, form_of, [place for _, place in found], settings=settings)
 
 
 def _form_key(fields: dict[str, object], place: Place, degrees: Degrees) -> tuple[object, ...]:
