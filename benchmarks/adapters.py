@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import shardwise
 from benchmarks.validation import FOLDER
 from shardwise.spec.adapter import Adapter, parse_adapter
+from shardwise.spec.catalogue import traced as kept_trace
 from shardwise.spec.record import SpecError
 from shardwise.step.profile import StepProfile
 
@@ -104,11 +105,15 @@ class Row(NamedTuple):
 def read_figures(traced: bool = True) -> list[Row]:
     """All rows of the table, predicted where the source states enough.
 
-    Without `traced`, those with parts trained in full are left out: their model is traced, which
-    takes minutes.
+    Without `traced`, those are left out whose model is traced, which takes minutes: with parts
+    trained in full, or without formulas.
     """
     with FIGURES.open(encoding="utf-8") as file:
-        return [_row(row) for row in csv.DictReader(file) if traced or not row["train"]]
+        return [_row(row) for row in csv.DictReader(file) if traced or not _is_traced(row)]
+
+
+def _is_traced(row: dict[str, str]) -> bool:
+    return bool(row["train"]) or bool(row["options"] and kept_trace.named(row["model"]))
 
 
 def _row(row: dict[str, str]) -> Row:
@@ -356,9 +361,10 @@ def _time(runs: list[dict[str, Any]]) -> list[str]:
 
 
 TEXT = [
-    "Published memory of LoRA and QLoRA runs of 7B to 72B models against `shardwise estimate` with "
-    "the same settings. `python -m benchmarks.adapters` prints this section; `--json` adds the "
-    "command of each figure. Sources, commits and settings: benchmarks/published_adapters.csv.",
+    "Published memory of LoRA and QLoRA runs of dense models of 7B to 72B and of mixtures against "
+    "`shardwise estimate` with the same settings. `python -m benchmarks.adapters` prints this "
+    "section; `--json` adds the command of each figure. Sources, commits and settings: "
+    "benchmarks/published_adapters.csv.",
     "",
     "Allocated memory is compared with the peak of tensors, reserved memory and memory of the "
     "device with the middle of their predicted intervals. Where a source does not say which it "
@@ -368,8 +374,9 @@ TEXT = [
     "Nothing was fitted to these figures. Settings and the rule of comparison were written down "
     "and committed before the first look; sequence lengths, ranks and layers that a source does "
     "not state were read in its scripts, and assumed for the recipes of the torchtune README. "
-    "There were two looks: one at all figures but the twelve "
-    "with trained embeddings, whose model could not be read yet, and one with those. Reasons were "
+    "There were three looks: one at all figures but the twelve "
+    "with trained embeddings, whose model could not be read yet, one with those, and one at "
+    "mixtures, when experts could be stored in 4 bits. Reasons were "
     "found after the look: those that name bytes were computed from the figures, the others are "
     "likely ones. No prediction was changed. The card A6000 is not in the catalogue; L40S, of the "
     "same memory, stands for it.",

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from shardwise.spec import catalogue
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
+from shardwise.stacks.experts import with_base_of
 from shardwise.stacks.limits import StackLimits
 from shardwise.stacks.read import axolotl, llama_factory, torch_script, trainer
 from shardwise.stacks.read.imported import Imported
@@ -201,6 +203,20 @@ def test_limits_are_those_of_the_stack() -> None:
     for stack in STACKS:
         found = StackLimits(run, stack).choices("recompute", ("none", "selective", 0.5, "full"))
         assert found == ("none", "full")
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_only_axolotl_stores_experts_quantised(stack: str, tmp_path: Path) -> None:
+    mixture = catalogue.model("qwen3-30b-a3b")
+    adapter = Adapter(rank=16, base="nf4", targets=("q_proj",))
+    run = large(adapter="qlora:16")._replace(model=mixture.but(adapter=adapter))
+    written, back = there_and_back(run, stack, tmp_path)
+    stores = stack == "axolotl"
+    assert is_listed("adapter.quantised_experts", written.unsupported) is not stores
+    again = imported_run(back, mixture, run.cluster).adapter
+    assert again is not None
+    assert again.quantised_experts is stores
+    assert with_base_of(stack, run).adapter == again.but(alpha=None)
 
 
 SCRIPT = """

@@ -46,6 +46,7 @@ CARDS = {
     "llama-4-scout": Card("109", "17", EMBEDDING),
     "llama-4-maverick": Card("400", "17", EMBEDDING),
     "olmoe-1b-7b": Card("6.9", "1.3"),
+    "qwen3-next-80b": Card("80", "3", TABLES),
 }
 
 
