@@ -82,7 +82,11 @@ class FsdpBackward(DividedExperts):
         copying = copying + self._prefetched_buffers(index, self.prefetch - 1)
         yield Instant((Alloc("unsharded_parameters", copying), boundary))
         ahead = self._prefetched_buffers(index, self.prefetch)
-        yield Alloc("unsharded_parameters", ahead)
+        # By default a unit is gathered by what runs before it in the backward: the first experts.
+        by_experts = divided and self.prefetch == 1
+        begun = Alloc("unsharded_parameters", ahead)
+        further = (*further, begun) if by_experts else further
+        yield from () if by_experts else (begun,)
         if index == self._first_trained:
             yield Alloc("unsharded_parameters", self._unused_prefetched_buffers())
         if divided:
