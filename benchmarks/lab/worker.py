@@ -80,6 +80,8 @@ def work(line: str, number: int, store: Store, rank: int, size: int) -> str:
     try:
         result = run_training(read_run(Path(job["run"])), folder)
     except SpecError as error:
+        # Others may still be connecting.
+        dist.barrier()
         leave()
         return "\n".join(error.problems)
     if rank == 0:
