@@ -51,20 +51,32 @@ def _keys(record: Any, at: str) -> list[str]:
     hints = hints_of(record)
     optional = set(record._field_defaults)
     for key in record._fields:
-        name = RENAMED.get((record.__name__, key), key)
         part, many = part_of(hints[key])
-        shown = "list of objects" if many else "object" if part else show_values(hints[key], [])
+        names, hint = _written(record, key, hints[key])
+        shown = "list of objects" if many else "object" if part else show_values(hint, [])
         shown = shown.replace("a table, name = anything", "object").replace("a table", "object")
-        known = "if known" if key in optional or _may_lack(hints[key]) else "always"
-        path = f"{at}{name}{'[]' if many else ''}"
-        rows.append(f"| `{path}` | {shown} | {known} | {meaning(record, key)} |")
-        if part:
-            rows += _keys(part, f"{path}.")
+        known = "if known" if key in optional or _may_lack(hint) else "always"
+        for name in names:
+            path = f"{at}{name}{'[]' if many else ''}"
+            rows.append(f"| `{path}` | {shown} | {known} | {meaning(record, key)} |")
+            if part:
+                rows += _keys(part, f"{path}.")
     return rows
 
 
 # What a field is called in JSON, where Python has another use for the word.
 RENAMED = {("Provenance", "origin"): "from"}
+# A mapping that JSON writes as a key for each of its own keys.
+SPREAD = {("TimeProfile", "inside_s"): "{}_s"}
+
+
+def _written(record: Any, key: str, hint: Any) -> tuple[list[str], Any]:
+    """The keys in JSON of a field, and the annotation of each."""
+    spread = SPREAD.get((record.__name__, key))
+    if spread is None:
+        return [RENAMED.get((record.__name__, key), key)], hint
+    names, value = _arguments(_arguments(hint)[0])
+    return [spread.format(name) for name in _arguments(names)], value
 
 
 def profile_schema(path: str) -> dict[str, Any]:
@@ -87,14 +99,15 @@ def _object(record: Any) -> dict[str, Any]:
     properties: dict[str, Any] = {}
     required = []
     for key in record._fields:
-        name = RENAMED.get((record.__name__, key), key)
         part, many = part_of(hints[key])
-        schema = _object(part) if part else schema_of(hints[key], [])
+        names, hint = _written(record, key, hints[key])
+        schema = _object(part) if part else schema_of(hint, [])
         if many:
             schema = {"type": "array", "items": schema}
-        properties[name] = {**schema, "description": plain(meaning(record, key))}
-        if key not in record._field_defaults and not _may_lack(hints[key]):
-            required.append(name)
+        for name in names:
+            properties[name] = {**schema, "description": plain(meaning(record, key))}
+            if key not in record._field_defaults and not _may_lack(hint):
+                required.append(name)
     return {"type": "object", "properties": properties, "required": required}
 
 
