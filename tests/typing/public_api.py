@@ -39,6 +39,11 @@ def plan_it() -> Candidate | None:
     return plan.winner if text else None
 
 
+def plan_unequal_devices() -> float | None:
+    unequal = shardwise.plan_parts("gpt2", "1x2xH100-SXM + 1x2xA100-80GB@100Gbps")
+    return unequal.gain
+
+
 def estimate_it(model: ModelSpec, cluster: Cluster) -> StepProfile:
     strategy = Strategy(kind="zero3", micro_batch=2, recompute="full")
     profile: StepProfile = shardwise.estimate(model, cluster, strategy)
