@@ -44,9 +44,23 @@ def kept(name: str) -> dict[str, Any]:
     return {
         "made_with": f"transformers {transformers.__version__}, torch {torch.__version__}",
         "differs": traced.relevant(config),
-        "values": traced.relevant(module.config.to_dict()),
+        "values": completed(traced.relevant(module.config.to_dict()), traced.relevant(config)),
         "traces": traces,
     }
+
+
+def completed(values: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """Values of a class, with keys of a published file that the class turns into others.
+
+    Qwen3-Next's `full_attention_interval` becomes a list of layers, for example.
+    """
+    own = {key: value for key, value in config.items() if key not in values}
+    parts = {
+        key: completed(value, config[key])
+        for key, value in values.items()
+        if isinstance(value, dict) and isinstance(config.get(key), dict)
+    }
+    return {**values, **parts, **own}
 
 
 def lengths_of(config: dict[str, Any], module: Any) -> list[int]:

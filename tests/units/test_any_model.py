@@ -140,6 +140,14 @@ def test_a_kept_trace_is_found_and_equals_a_fresh_one_between_its_lengths(tmp_pa
         assert ours.stage.backward[0][:2] == pytest.approx(theirs.stage.backward[0][:2], rel=1e-4)
 
 
+def test_every_published_configuration_finds_its_own_kept_trace() -> None:
+    """A folder downloaded from a hub has what is in our files, and is planned without torch."""
+    configs = {name: json.loads(traced.config_file(name).read_text()) for name in traced.names()}
+    assert {name: traced.matching(config) for name, config in configs.items()} == {
+        name: name for name in configs
+    }
+
+
 @pytest.mark.parametrize(
     ("change", "same"),
     [

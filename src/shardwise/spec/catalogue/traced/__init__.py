@@ -20,7 +20,7 @@ _WITHOUT_EFFECT = frozenset(
         "chunk_size_feed_forward",
         "classifier_dropout", "decoder_start_token_id", "dtype", "finetuning_task", "id2label",
         "initializer_factor", "initializer_range", "initial_context_length", "is_decoder",
-        "label2id", "max_length", "max_position_embeddings", "output_attentions",
+        "label2id", "max_length", "max_position_embeddings", "model_type", "output_attentions",
         "output_hidden_states", "problem_type", "quantization_config", "return_dict",
         "rope_parameters", "rope_scaling", "rope_theta", "swiglu_limit", "task_specific_params",
         "torch_dtype", "transformers_version", "unsloth_fixed", "use_cache",
@@ -80,7 +80,7 @@ def matching(config: Mapping[str, Any]) -> str | None:
     kind = str(config.get("model_type"))
     for name in _kinds().get(kind, []):
         kept = trace(name)
-        if _gives(config, kept["differs"]) and _agrees(config, kept["values"]):
+        if _gives(config, relevant(kept["differs"])) and _agrees(config, kept["values"]):
             return name
     return None
 
@@ -115,13 +115,19 @@ def _gives(config: Mapping[str, Any], differs: Mapping[str, Any]) -> bool:
 
 
 def _agrees(config: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
-    """Whether no value of a configuration is another than in `values`; unknown keys disagree."""
+    """Whether no value of a configuration is another than in `values`; unknown keys disagree.
+
+    An empty list leaves a value to the class, as Llama 4's `no_rope_layers` does.
+    """
     return all(
-        key in values
-        and (
-            isinstance(values[key], Mapping) and _agrees(value, values[key])
-            if isinstance(value, Mapping)
-            else values[key] == value
+        value == []
+        or (
+            key in values
+            and (
+                isinstance(values[key], Mapping) and _agrees(value, values[key])
+                if isinstance(value, Mapping)
+                else values[key] == value
+            )
         )
         for key, value in relevant(config).items()
     )
