@@ -39,6 +39,8 @@ def synthetic(rank: int, ranks: int, calls: int) -> Calls:
         issued_thread=unknown.astype(np.int32),
         moved_bytes=unknown,
         group_size=unknown,
+        sent=unknown,
+        received=unknown,
         key=keys,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwise.observe.diagnosis.device import IdleDevice
+from shardwise.observe.diagnosis.experts import ExpertImbalance
 from shardwise.observe.diagnosis.stragglers import Straggler
 from shardwise.observe.diagnosis.verdict import Verdict
 from shardwise.observe.rank.summary import RankSummary
@@ -24,7 +25,8 @@ _PARTS = {
 
 def ranks_to_show(summary: Summary, verdicts: Sequence[Verdict], most: int) -> list[RankSummary]:
     """At most `most` ranks, in rank order: ranks in verdicts, then those that compute least."""
-    named = {name for one in verdicts if isinstance(one, Straggler) for name in one.ranks}
+    late = [one for one in verdicts if isinstance(one, Straggler | ExpertImbalance)]
+    named = {name for one in late for name in one.ranks}
     named |= {one.rank for one in verdicts if isinstance(one, IdleDevice)}
 
     def first(rank: RankSummary) -> tuple[bool, float]:

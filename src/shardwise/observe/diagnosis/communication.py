@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from shardwise.observe.diagnosis.experts import expert_imbalance_of, with_experts
 from shardwise.observe.diagnosis.stalls import Stalls
 from shardwise.observe.diagnosis.stragglers import RanksOutOfStep, straggler_of
 from shardwise.observe.diagnosis.verdict import Verdict, count, mean, plural
@@ -173,15 +174,24 @@ def _per_step(ranks: list[RankSummary], spent: list[Ints]) -> float:
 def waiting_verdicts(
     summary: Summary, joined: JoinedCollectives, stalls: list[Stalls], limits: Thresholds
 ) -> Iterator[Verdict]:
-    """Yield the verdict on waiting for other ranks: a few stragglers, or all ranks in turn."""
+    """Yield the verdicts on waiting: uneven experts, and a few stragglers or all ranks in turn.
+
+    Waiting for a straggler that is late because of its experts is not told twice.
+    """
+    imbalance = expert_imbalance_of(summary, joined, stalls)
     straggler = straggler_of(summary, joined, stalls, limits)
+    if straggler is not None and imbalance is not None:
+        straggler = with_experts(straggler, imbalance)
+    if imbalance is not None and (straggler is None or straggler.reason != "experts"):
+        yield imbalance
     if straggler is not None:
         yield straggler
         return
+    waiting = _per_step(summary.ranks, [stall.waiting_ns for stall in stalls])
     late = joined.last_to_arrive()
     latest = int(late.argmax())
     yield RanksOutOfStep(
-        saves_ns=_per_step(summary.ranks, [stall.waiting_ns for stall in stalls]),
+        saves_ns=max(0.0, waiting - (imbalance.saves_ns if imbalance is not None else 0.0)),
         latest_rank=summary.ranks[latest].name,
         last_to_arrive=int(late[latest]),
         collectives=int(late.sum()),

@@ -1,4 +1,7 @@
-"""Verdicts on waiting: a few stragglers (data loading, compute or host), or ranks in turn."""
+"""Verdicts on waiting: a few stragglers (data loading, compute or host), or ranks in turn.
+
+Whether a longer compute is that of experts with more tokens is decided in `experts`.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,9 @@ from shardwise.observe.rules import Thresholds
 from shardwise.observe.summary import Summary
 from shardwise.step.words import capital, percent
 
-StragglerReason = Literal["data", "compute", "host"]
+StragglerReason = Literal["data", "compute", "host", "experts"]
 
+# Reasons that the times of a rank show.
 REASONS: tuple[StragglerReason, ...] = ("data", "compute", "host")
 # Share of a step by which a rank must exceed the others in every step; fewest steps needed.
 STEADY_EXCESS, MIN_STEPS = 0.05, 2
@@ -42,6 +46,8 @@ class LateRank:
     spent_ns: float
     others_spent_ns: float
     last_to_arrive: int
+    # For "experts": its tokens over the mean of its expert group.
+    load: float | None = None
 
 
 _FIXES: dict[StragglerReason, str] = {
@@ -49,6 +55,8 @@ _FIXES: dict[StragglerReason, str] = {
     "compute": "check the {device}{s} of {ranks}: clocks, temperature, other jobs, longer "
     "sequences",
     "host": "check the host{s} of {ranks}: other processes, slow Python code, CPU clocks",
+    "experts": "balance the routers, which send {ranks} more tokens: train.balance_loss = "
+    '"global", or a larger coefficient of it; job.routing plans with this load',
 }
 
 
@@ -131,6 +139,12 @@ class Straggler(Verdict):
             spent = f"{names} {'loads' if one else 'load'} data for {times}"
         elif reason == "compute":
             spent = f"{names} {'computes' if one else 'compute'} for {times}"
+        elif reason == "experts":
+            loads = listed([f"{rank.load:.2f}" for rank in late])
+            spent = (
+                f"Experts of {_names(late)} get {loads} times the mean number of tokens and "
+                f"compute for {times}"
+            )
         elif self.on_cpu:
             spent = f"{names} {'runs' if one else 'run'} no operation for {times}"
         else:

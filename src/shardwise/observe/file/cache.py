@@ -17,10 +17,10 @@ from shardwise.observe.file.trace import Trace, read_trace
 from shardwise.spec.record import SpecError
 
 # Increase when a column changes its meaning.
-_VERSION = 3
+_VERSION = 4
 _ROWS = ("name", "category", "process", "thread", "start_ns", "end_ns", "device", "stream",
          "correlation", "moved")  # fmt: skip
-_SPARSE = ("collective", "elements", "dtype", "group", "group_ranks", "group_size")
+_SPARSE = ("collective", "sent", "received", "dtype", "group", "group_ranks", "group_size")
 _TEXTS = ("shapes", "types")
 _MEMORY = ("memory_ns", "memory_bytes", "memory_of")
 

@@ -53,7 +53,9 @@ class Trace:
     # Rows with collective metadata, and a value for each of these rows.
     collective_row: Ints
     collective: Codes
-    elements: Ints
+    # Elements that the rank puts into the collective, and that it gets out.
+    sent: Ints
+    received: Ints
     dtype: Codes
     group: Codes
     group_ranks: Codes
@@ -266,7 +268,8 @@ class _Columns:
                 "group": self.codes.of(_group_name(a) for a in found),
                 "group_ranks": self.codes.of(a.group_ranks for a in found),
                 "group_size": _integers([_integer(a.group_size) for a in found]),
-                "elements": _integers([max(_integer(a.sent), _integer(a.received)) for a in found]),
+                "sent": _integers([_integer(a.sent) for a in found]),
+                "received": _integers([_integer(a.received) for a in found]),
             }
         )
 
@@ -275,7 +278,7 @@ class _Columns:
         codes = ["name", "category", "process", "thread", "device", "stream"]
         numbers = ["start_ns", "end_ns", "correlation", "moved"]
         sparse = ["collective", "dtype", "group", "group_ranks"]
-        sparse_numbers = ["collective_row", "elements", "group_size"]
+        sparse_numbers = ["collective_row", "sent", "received", "group_size"]
 
         def joined(parts: list[dict[str, Any]], name: str, dtype: Any) -> Any:
             if not parts:

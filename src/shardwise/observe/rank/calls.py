@@ -21,7 +21,7 @@ from shardwise.observe.rank.axes import (
     operation_along_axis,
 )
 from shardwise.observe.rank.classify import RUNTIME_CATEGORIES, on_device
-from shardwise.observe.rank.gloo import gloo_calls, message, width_of
+from shardwise.observe.rank.gloo import exchanged, gloo_calls, message, width_of
 from shardwise.step.spans import Timeline
 
 # Names of collectives as metadata, kernels and Gloo write them.
@@ -48,6 +48,9 @@ class Calls:
     # Bytes of the full message of the group (not of one shard), and number of ranks in the group.
     moved_bytes: Ints
     group_size: Ints
+    # Elements that the rank sends and receives, where it may send another number than it receives.
+    sent: Ints
+    received: Ints
     # The n-th calls of two ranks with the same key are one collective.
     key: list[str]
 
@@ -124,7 +127,7 @@ def _on_device(trace: Trace, timeline: Timeline) -> Calls:
     rows = np.flatnonzero(on_device(trace))[moving]
     metadata_of = {row: index for index, row in enumerate(trace.collective_row.tolist())}
     count = len(rows)
-    moved, sizes = (np.full(count, -1, dtype=np.int64) for _ in range(2))
+    moved, sizes, sent, received = (np.full(count, -1, dtype=np.int64) for _ in range(4))
     operations, keys = [], []
     streams: dict[int, int] = {}
     names: dict[str, str] = {}
@@ -137,7 +140,8 @@ def _on_device(trace: Trace, timeline: Timeline) -> Calls:
         if metadata is not None:
             text = trace.texts[trace.collective[metadata]]
             width = width_of(_text(trace, trace.dtype[metadata]))
-            elements = int(trace.elements[metadata])
+            sent[index], received[index] = trace.sent[metadata], trace.received[metadata]
+            elements = max(int(sent[index]), int(received[index]))
             moved[index] = elements * width if width > 0 and elements >= 0 else -1
             sizes[index] = trace.group_size[metadata]
             members = _text(trace, trace.group_ranks[metadata])
@@ -158,6 +162,8 @@ def _on_device(trace: Trace, timeline: Timeline) -> Calls:
         issued_thread=thread,
         moved_bytes=moved,
         group_size=sizes,
+        sent=sent,
+        received=received,
         key=keys,
     )
 
@@ -197,10 +203,12 @@ def _on_cpu(trace: Trace) -> Calls:
     issued = found.issued
     described = found.executed if issued is None else issued
     operations = [operation_of(trace.texts[code]) for code in trace.name[described].tolist()]
-    moved, sizes = (np.full(len(described), -1, dtype=np.int64) for _ in range(2))
+    moved, sizes, sent, received = (np.full(len(described), -1, dtype=np.int64) for _ in range(4))
     for index, row in enumerate(found.executed.tolist()):
         request = None if issued is None else int(issued[index])
         moved[index], sizes[index] = message(trace, row, request, operations[index])
+        if request is not None:
+            sent[index], received[index] = exchanged(trace, request)
     axes = axes_on_cpu(trace, found.executed, issued)
     operations = [
         operation_along_axis(one, axis) for one, axis in zip(operations, axes, strict=True)
@@ -214,6 +222,8 @@ def _on_cpu(trace: Trace) -> Calls:
         issued_thread=(unknown if issued is None else trace.thread[issued]).astype(np.int32),
         moved_bytes=moved,
         group_size=sizes,
+        sent=sent,
+        received=received,
         key=_cpu_keys(trace, operations, moved, sizes, axes),
     )
 

@@ -123,6 +123,13 @@ def message(trace: Trace, executed: int, issued: int | None, operation: str) -> 
     return Message(sent * width, -1)
 
 
+def exchanged(trace: Trace, issued: int) -> tuple[int, int]:
+    """Elements that the operation of an all-to-all sends and receives; -1 for any other one."""
+    if trace.texts[trace.name[issued]] != "c10d::alltoall_base_":
+        return -1, -1
+    return _elements(trace, issued, 1), _elements(trace, issued, 0)
+
+
 def _elements(trace: Trace, row: int, argument: int = 0) -> int:
     """Number of elements of one input of an operation; -1 where its shape is not recorded."""
     try:

@@ -16,6 +16,7 @@ from shardwise.observe.rank.classify import (
     on_device,
     unrecognised_kernels,
 )
+from shardwise.observe.rank.experts import ExpertPasses, expert_passes
 from shardwise.observe.rank.exposure import Exposed, exposed_pieces, overlappable_before
 from shardwise.observe.rank.host import HostActivity, host_activity
 from shardwise.observe.rank.matmul import Matmul, matmul_of
@@ -51,6 +52,8 @@ class RankSummary(NamedTuple):
     overlappable_ns: Ints
     # Per call: the FSDP unit it was issued for, and its role there.
     purposes: list[Purpose]
+    # Passes of tokens through the rank's experts; none where the trace has no sizes.
+    expert_passes: ExpertPasses
     collectives: list[CollectiveTime]
     # Empty without FSDP2 annotations.
     units: list[UnitTime]
@@ -109,6 +112,7 @@ def summarise_rank(
         exposed=exposed,
         overlappable_ns=overlappable_before(calls, compute),
         purposes=purposes,
+        expert_passes=expert_passes(calls, compute),
         collectives=by_operation(calls, exposed_ns, span),
         units=unit_times(trace, lanes, calls, purposes, exposed_ns, span),
         micro_batches=micro_batches_of(trace, calls, exposed, purposes),
