@@ -110,6 +110,17 @@ def test_another_rank_in_every_layer_is_imbalance_without_a_straggler(tmp_path: 
     assert "ranks_out_of_step" not in found
 
 
+def test_metrics_of_the_run_give_the_load_to_plan_with(tmp_path: Path) -> None:
+    traces = tmp_path / "traces" / "step-000004"
+    traces.mkdir(parents=True)
+    lines = [{"step": 1, "loss": 3.0}, *({"step": n, "rank_load": n / 2} for n in (2, 3, 5))]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    straggler = causes(traces, Run(received=((300, 300, 700, 300),) * 3))["straggler"]
+    assert isinstance(straggler, Straggler)
+    assert straggler.logged_load == 1.5
+    assert "job.routing = 1.50" in straggler.fix
+
+
 @pytest.mark.parametrize(
     ("run", "reason"),
     [

@@ -1,15 +1,19 @@
-"""Traces in a run folder: where they are, and which files are traces."""
+"""Traces and metrics in a run folder: where they are, and which files are traces."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import median
 
+from shardwise.spec.read_file import parse_json, read_bytes
 from shardwise.spec.record import SpecError
 
 TRACES = "traces"
 # File with the analysis of the traces in the same folder.
 SUMMARY = "summary.json"
+METRICS = "metrics.jsonl"
+_MOST_METRICS_BYTES = 64 * 2**20
 
 
 def profiled_windows(traces: Path) -> list[Path]:
@@ -68,3 +72,37 @@ def trace_files(given: Iterable[Path]) -> list[Path]:
     if problems:
         raise SpecError(problems)
     return files
+
+
+def logged_values(path: Path, key: str) -> list[tuple[int, float]]:
+    """(step, value of `key`) of the lines of a metrics.jsonl that have it, in order.
+
+    Empty if there is no such file.
+    """
+    if not path.is_file():
+        return []
+    found: dict[int, float] = {}
+    for line in read_bytes(path, "metrics", _MOST_METRICS_BYTES).splitlines():
+        try:
+            told = parse_json(line, str(path))
+            found[int(told["step"])] = float(told[key])
+        except (SpecError, KeyError, TypeError, ValueError, OverflowError):
+            continue  # a killed run can leave half a line
+    # Version 0.1.0 counted steps from 0.
+    offset = 1 if 0 in found else 0
+    return sorted((step + offset, value) for step, value in found.items())
+
+
+def logged_rank_load(trace: Path) -> float | None:
+    """Tokens of the busiest rank of expert groups over the mean, median of the run's logged steps.
+
+    It is of the least even block. None where `trace` is in no run folder, or nothing was logged.
+    """
+    window = trace.resolve().parent
+    if window.parent.name != TRACES:
+        return None
+    try:
+        logged = logged_values(window.parent.parent / METRICS, "rank_load")
+    except SpecError:
+        return None  # traces can be explained without
+    return median(load for _, load in logged) if logged else None

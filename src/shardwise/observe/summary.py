@@ -11,6 +11,7 @@ from typing import NamedTuple
 from shardwise.observe.rank.summary import RankSummary, summarise_rank
 from shardwise.observe.ranks import JoinedCollectives, join_collectives
 from shardwise.observe.rules import Rules
+from shardwise.observe.run_folder import logged_rank_load
 from shardwise.spec.record import SpecError
 
 # Total bytes above which several processes are faster than one.
@@ -21,10 +22,13 @@ class Summary(NamedTuple):
     """The ranks of a run, ordered by number.
 
     `joined` is None for a single rank, or if no collective could be matched across ranks.
+    `rank_load` is that of the run's metrics: tokens of the busiest rank over the mean, None where
+    it was not logged.
     """
 
     ranks: list[RankSummary]
     joined: JoinedCollectives | None
+    rank_load: float | None = None
 
 
 def summarise(
@@ -53,7 +57,9 @@ def summarise(
     ranks.sort(key=_sort_key)
     _check_ranks(ranks)
     joined = join_collectives([rank.calls for rank in ranks]) if len(ranks) > 1 else None
-    return Summary(ranks, joined if joined is not None and joined.collectives else None)
+    if joined is not None and not joined.collectives:
+        joined = None
+    return Summary(ranks, joined, logged_rank_load(ranks[0].path))
 
 
 def _read(

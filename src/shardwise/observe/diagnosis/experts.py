@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.observe.diagnosis.stalls import Stalls
-from shardwise.observe.diagnosis.stragglers import AS_LATE, LateRank, Straggler
+from shardwise.observe.diagnosis.stragglers import AS_LATE, LateRank, Straggler, fix_of_load
 from shardwise.observe.diagnosis.verdict import Verdict, duration, listed
 from shardwise.observe.file.trace import Ints
 from shardwise.observe.ranks import JoinedCollectives
@@ -49,10 +49,12 @@ class ExpertImbalance(Verdict):
     busy: tuple[BusyRank, ...]
     # Tokens of the busiest rank of each pass through experts over the mean, mean over passes.
     load: float
+    # The load of ranks in the metrics of the run, if it was logged.
+    logged_load: float | None = None
 
     @property
     def title(self) -> str:
-        return f"Uneven experts: {listed(self.ranks)}"
+        return f"Uneven experts on {listed(self.ranks)}"
 
     def evidence(self, period: str) -> str:
         loads = listed([f"{one.load:.2f}" for one in self.busy])
@@ -66,15 +68,7 @@ class ExpertImbalance(Verdict):
 
     @property
     def fix(self) -> str:
-        return fix_of_load(self.load)
-
-
-def fix_of_load(load: float) -> str:
-    """What to change where the busiest rank gets `load` times the mean number of tokens."""
-    return (
-        'balance the routers: train.balance_loss = "global", or a larger coefficient of it; '
-        f"job.routing = {load:.2f} plans with this load"
-    )
+        return fix_of_load(self.load, self.logged_load)
 
 
 class _Loads(NamedTuple):
@@ -123,6 +117,7 @@ def expert_imbalance_of(
         ranks=tuple(one.name for one in busy),
         busy=tuple(busy),
         load=found.busiest_load,
+        logged_load=summary.rank_load,
     )
 
 
@@ -139,6 +134,7 @@ def with_experts(straggler: Straggler, imbalance: ExpertImbalance) -> Straggler:
         reason=first.reason,
         spent_ns=first.spent_ns,
         others_spent_ns=first.others_spent_ns,
+        logged_load=imbalance.logged_load,
     )
 
 

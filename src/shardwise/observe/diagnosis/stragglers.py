@@ -50,14 +50,24 @@ class LateRank:
     load: float | None = None
 
 
-_FIXES: dict[StragglerReason, str] = {
+_FIXES: dict[StragglerReason, str] = {  # for "experts", see fix_of_load
     "data": "give the data loader{s} of {ranks} more workers, or check the disk",
     "compute": "check the {device}{s} of {ranks}: clocks, temperature, other jobs, longer "
     "sequences",
     "host": "check the host{s} of {ranks}: other processes, slow Python code, CPU clocks",
-    "experts": "balance the routers, which send {ranks} more tokens: train.balance_loss = "
-    '"global", or a larger coefficient of it; job.routing plans with this load',
 }
+
+
+def fix_of_load(load: float, logged: float | None) -> str:
+    """What to change where the busiest rank gets `load` times the mean number of tokens.
+
+    `logged` is the load in the metrics of the run, of more steps than were traced.
+    """
+    routing = f"{load:.2f}" if logged is None else f"{logged:.2f}, the rank_load of its metrics,"
+    return (
+        'balance the routers: train.balance_loss = "global", or a larger coefficient of it; '
+        f"job.routing = {routing} plans with this load"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +88,8 @@ class Straggler(Verdict):
     collectives: int
     # Whether each straggler exceeds the others in every step, of at least two steps.
     every_step: bool
+    # The load of ranks in the metrics of the run, if it was logged.
+    logged_load: float | None = None
 
     @property
     def title(self) -> str:
@@ -100,13 +112,16 @@ class Straggler(Verdict):
 
     @property
     def fix(self) -> str:
-        return "; ".join(
-            _FIXES[group[0].reason].format(
-                ranks=_names(group),
-                s="s" if len(group) > 1 else "",
-                device="CPU" if self.on_cpu else "GPU",
-            )
-            for group in self._by_reason()
+        return "; ".join(map(self._fix_of, self._by_reason()))
+
+    def _fix_of(self, late: list[LateRank]) -> str:
+        """What to change for ranks that are late for one reason."""
+        if late[0].reason == "experts":
+            return fix_of_load(max(one.load or 1.0 for one in late), self.logged_load)
+        return _FIXES[late[0].reason].format(
+            ranks=_names(late),
+            s="s" if len(late) > 1 else "",
+            device="CPU" if self.on_cpu else "GPU",
         )
 
     def to_dict(self, health: Health) -> dict[str, Any]:

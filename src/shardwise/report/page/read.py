@@ -10,7 +10,13 @@ from typing import Any
 
 from shardwise.launch.command import start_command
 from shardwise.observe.analysis import Trace, read_traces
-from shardwise.observe.run_folder import TRACES, profiled_windows, traces_in
+from shardwise.observe.run_folder import (
+    METRICS,
+    TRACES,
+    logged_values,
+    profiled_windows,
+    traces_in,
+)
 from shardwise.planning.api import plan_run
 from shardwise.planning.plan import Plan
 from shardwise.predict.api import estimate_run, replay_run
@@ -155,9 +161,9 @@ def _run_folder(folder: Path, name: str, *, alone: bool = True) -> Subject:
         measured=measured,
         simulated=simulated,
         traced=traced,
-        losses=_logged(folder / "metrics.jsonl", "loss"),
-        held_out=_logged(folder / "metrics.jsonl", "eval_loss"),
-        routing={name: _logged(folder / "metrics.jsonl", name) for name in ROUTING},
+        losses=logged_values(folder / METRICS, "loss"),
+        held_out=logged_values(folder / METRICS, "eval_loss"),
+        routing={name: logged_values(folder / METRICS, name) for name in ROUTING},
         commands=(f"shardwise train {folder / 'run.toml'} --name {folder.name}",),
         notes=notes,
     )
@@ -166,25 +172,6 @@ def _run_folder(folder: Path, name: str, *, alone: bool = True) -> Subject:
 def _saved_profile(path: Path) -> StepProfile | None:
     """The profile saved at `path`; None if there is no such file."""
     return read_profile_file(path) if path.is_file() else None
-
-
-def _logged(path: Path, key: str) -> list[tuple[int, float]]:
-    """(step, value of `key`) of the lines of a metrics.jsonl that have it, in order.
-
-    Empty if there is no such file.
-    """
-    if not path.is_file():
-        return []
-    found: dict[int, float] = {}
-    for line in read_bytes(path, "report", _MOST_BYTES).splitlines():
-        try:
-            told = parse_json(line, str(path))
-            found[int(told["step"])] = float(told[key])
-        except (SpecError, KeyError, TypeError, ValueError, OverflowError):
-            continue  # a killed run can leave half a line
-    # Version 0.1.0 counted steps from 0.
-    offset = 1 if 0 in found else 0
-    return sorted((step + offset, value) for step, value in found.items())
 
 
 # ---- files ----------------------------------------------------------------------------------
