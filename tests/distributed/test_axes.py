@@ -35,6 +35,8 @@ MIXTURE = reduced("qwen3_moe", **SIZES)
             {"kind": "zero3", "tensor": 2, "tensor_across_nodes": True},
             {"kind": "zero3", "expert": 2},
             {"kind": "zero3", "expert": 4},
+            {"kind": "zero3", "context": 2, "expert": 2},
+            {"kind": "zero3", "context": 2, "expert": 4},
         ],
     ),
     ids=str,

@@ -48,10 +48,16 @@ def write(folder: Path, run: Run) -> list[Path]:
     def exchange(sent: Sequence[int], received: Sequence[int]) -> None:
         end = max(now) + MOVE
         for rank in range(RANKS):
-            sizes = {"In msg nelems": sent[rank], "Out msg nelems": received[rank]}
-            about = {"Collective name": "all_to_allv", "dtype": "BFloat16", "Group size": RANKS,
-                     "Process Group Name": "7", "Process Group Description": "mesh_ep",
-                     "Process Group Ranks": str([*range(RANKS)]), **sizes}  # fmt: skip
+            about: dict[str, Any] = {
+                "Collective name": "all_to_allv",
+                "In msg nelems": sent[rank],
+                "Out msg nelems": received[rank],
+                "dtype": "BFloat16",
+                "Group size": RANKS,
+                "Process Group Name": "7",
+                "Process Group Description": "mesh_ep",
+                "Process Group Ranks": str([*range(RANKS)]),
+            }
             name = "ncclDevKernel_SendRecv"
             events[rank].append(event(name, now[rank], end - now[rank], stream=20, **about))
             now[rank] = end

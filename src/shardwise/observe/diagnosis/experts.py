@@ -168,8 +168,8 @@ def _loads_of(summary: Summary, joined: JoinedCollectives, stalls: list[Stalls])
     steps = max(1, *(len(rank.steps) for rank in summary.ranks))
 
     def of_rank(values: Floats | Ints) -> Floats:
-        sums: Floats = np.bincount(joined.rank[kept], weights=values[kept], minlength=ranks)
-        return sums
+        sums = np.bincount(joined.rank[kept], weights=values[kept], minlength=ranks)
+        return sums.astype(np.float64)
 
     with np.errstate(invalid="ignore"):
         load = of_rank(found.received) / of_rank(mean)
@@ -195,7 +195,8 @@ def _explained(joined: JoinedCollectives, found: _Passes) -> Floats:
     longer = found.compute_ns[last] - found.compute_ns
     more = 1 - found.received / np.maximum(found.received[last], 1)
     explained = np.minimum(more * found.compute_ns[last], np.minimum(longer, found.waiting_ns))
-    return np.maximum(explained, 0.0)
+    positive: Floats = np.maximum(explained, 0.0)
+    return positive
 
 
 def _pass_of_calls(summary: Summary, joined: JoinedCollectives, stalls: list[Stalls]) -> _Passes:

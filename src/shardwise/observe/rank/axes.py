@@ -6,7 +6,8 @@ by their axis: "tensor all-gather". Collectives of FSDP and DDP have plain names
 On a GPU, torch writes the description of the process group, which names the axis of a device mesh.
 On a CPU, tensor parallelism issues other operations than FSDP, and each process group of Gloo has
 threads of its own: an all-reduce belongs to the axis whose other operations its thread executes.
-Shardwise writes the mesh of a run into its traces.
+All-to-alls of context and of experts differ in the shapes of what they send. Shardwise writes the
+mesh of a run into its traces.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwise.observe.file.trace import Ints, Trace
+from shardwise.observe.rank.gloo import shape
 from shardwise.spec.mesh import INNER_AXES
 
 # The key under which a trace holds the mesh: for each axis the size of its groups and the stride.
@@ -26,6 +28,8 @@ _NAMES = {"tp": "tensor", "cp": "context", "ep": "expert"} | {
     str(one): str(one) for one in INNER_AXES
 }
 _DESCRIPTION = re.compile(r"\bmesh_(\w+)$")
+# Rows of tokens by their width.
+_DIMENSIONS_OF_TOKENS = 2
 _AXIS_OF_OPERATION = {
     "c10d::allgather_into_tensor_coalesced_": "tensor",
     "c10d::reduce_scatter_tensor_coalesced_": "tensor",
@@ -56,8 +60,12 @@ def axes_on_cpu(trace: Trace, executed: Ints, issued: Ints | None) -> list[str]:
     if issued is None:
         return [""] * len(executed)
     mesh = mesh_of(trace)
-    axis_of = {**_AXIS_OF_OPERATION, "c10d::alltoall_base_": _axis_of_all_to_alls(mesh)}
-    known = [axis_of.get(trace.texts[code], "") for code in trace.name[issued].tolist()]
+    known = [
+        _axis_of_all_to_all(trace, row, mesh)
+        if trace.texts[code] == "c10d::alltoall_base_"
+        else _AXIS_OF_OPERATION.get(trace.texts[code], "")
+        for row, code in zip(issued.tolist(), trace.name[issued].tolist(), strict=True)
+    ]
     tensor = size_along(mesh, "tensor") > 1
     if not tensor and not set(known) & set(INNER_AXES):
         return [""] * len(executed)
@@ -72,11 +80,18 @@ def axes_on_cpu(trace: Trace, executed: Ints, issued: Ints | None) -> list[str]:
     return [axis or of_thread.get(thread, "") for thread, axis in zip(threads, known, strict=True)]
 
 
-def _axis_of_all_to_alls(mesh: dict[str, AxisGroups]) -> str:
-    """The axis whose groups exchange with all-to-alls; empty if two axes do."""
+def _axis_of_all_to_all(trace: Trace, row: int, mesh: dict[str, AxisGroups]) -> str:
+    """The axis along which the all-to-all of a row exchanges; empty if two do, and no shapes tell.
+
+    Experts get rows of tokens, and their numbers before. Attention gets heads, which have more
+    dimensions.
+    """
     if size_along(mesh, "expert") == 1:
         return "context"
-    return "expert" if size_along(mesh, "context") == 1 else ""
+    if size_along(mesh, "context") == 1:
+        return "expert"
+    dimensions = len(shape(trace, row))
+    return "context" if dimensions > _DIMENSIONS_OF_TOKENS else "expert" if dimensions else ""
 
 
 def _reductions(trace: Trace, issued: Ints) -> list[bool]:

@@ -118,7 +118,7 @@ def message(trace: Trace, executed: int, issued: int | None, operation: str) -> 
         return Message(sent * width, sent // shard if shard > 0 else world)
     if operation == "all-to-all" and issued is not None:
         # One piece for each rank, along the first dimension.
-        return Message(sent * width, _dimension(trace, issued))
+        return Message(sent * width, next(iter(shape(trace, issued)), -1))
     # The shapes of an all-reduce do not show its group.
     return Message(sent * width, -1)
 
@@ -130,6 +130,14 @@ def exchanged(trace: Trace, issued: int) -> tuple[int, int]:
     return _elements(trace, issued, 1), _elements(trace, issued, 0)
 
 
+def shape(trace: Trace, row: int) -> list[int]:
+    """Shape of the first input of an operation; empty where it is not recorded."""
+    try:
+        return [int(size) for size in msgspec.json.decode(trace.shapes[row])[0]]
+    except (KeyError, IndexError, TypeError, ValueError, msgspec.DecodeError):
+        return []
+
+
 def _elements(trace: Trace, row: int, argument: int = 0) -> int:
     """Number of elements of one input of an operation; -1 where its shape is not recorded."""
     try:
@@ -137,14 +145,6 @@ def _elements(trace: Trace, row: int, argument: int = 0) -> int:
         while dims and isinstance(dims[0], list):  # a list of tensors has one member
             dims = dims[0]
         return math.prod(int(size) for size in dims)
-    except (KeyError, IndexError, TypeError, ValueError, msgspec.DecodeError):
-        return -1
-
-
-def _dimension(trace: Trace, row: int) -> int:
-    """First dimension of the first input of an operation; -1 where it is not recorded."""
-    try:
-        return int(msgspec.json.decode(trace.shapes[row])[0][0])
     except (KeyError, IndexError, TypeError, ValueError, msgspec.DecodeError):
         return -1
 
