@@ -70,8 +70,10 @@ def test_what_is_written_is_what_was_measured(measured: tuple[Path, dict[str, An
         times = [message["median_s"] for message in one["messages"]]
         assert times[-1] > times[0]
         assert one["rate_interval"][0] < one["rate"] < one["rate_interval"][1]
-    gathered = machine["collectives"][0]["rate"]
+    gathered, exchanged = (machine["collectives"][place]["rate"] for place in (0, -1))
     assert cluster.device.link_bandwidth == pytest.approx(gathered, rel=1e-3)
+    speedup = cluster.calibration.all_to_all_speedup
+    assert speedup == pytest.approx(exchanged / gathered, rel=1e-3)
 
 
 @pytest.mark.timing

@@ -105,6 +105,7 @@ def all_to_all_s(
     group = _spread(size, stride, h)
     if h.measured:
         return message * (size - 1) / size / _measured(group, h.measured.ring, h)
+    k = k.of_all_to_alls
     near = np.minimum(size, group.in_node)
     inside = message * (near - 1) / size / (h.link_bandwidth * k.link_efficiency)
     alone = group._replace(in_node=np.ones_like(group.size))

@@ -38,6 +38,12 @@ class Coefficients(NamedTuple):
     hook_s: float = 0.0
     # Bandwidth of an all-reduce on the link inside a node, relative to an all-gather.
     reduce_speedup: float = 1.0
+    # All-to-alls relative to all-gathers: bandwidth and latency on the link inside a node, and on
+    # the network between nodes.
+    all_to_all_speedup: float = 1.0
+    all_to_all_latency: float = 1.0
+    all_to_all_network_speedup: float = 1.0
+    all_to_all_network_latency: float = 1.0
     # An all-reduce's tree: its share of the network between two nodes, and the exponent with which
     # that share falls with the number of nodes.
     tree_efficiency: float = 1.0
@@ -87,6 +93,16 @@ class Coefficients(NamedTuple):
         if dtype == "nvfp4":
             return self.nvfp4, self.nvfp4_cast_width
         return self.fp8, self.fp8_cast_width
+
+    @property
+    def of_all_to_alls(self) -> Coefficients:
+        """These coefficients with the rates and latencies that all-to-alls reach on the links."""
+        return self._replace(
+            link_efficiency=self.link_efficiency * self.all_to_all_speedup,
+            hop_latency_s=self.hop_latency_s * self.all_to_all_latency,
+            network_efficiency=self.network_efficiency * self.all_to_all_network_speedup,
+            network_latency_s=self.network_latency_s * self.all_to_all_network_latency,
+        )
 
     @property
     def without_latency(self) -> Coefficients:

@@ -48,6 +48,14 @@ class Calibration(Record):
     hook_s: Seconds = 0.0
     # Bandwidth of an all-reduce on the link inside a node, relative to an all-gather.
     reduce_speedup: Share = 1.0
+    # Bandwidth of an all-to-all on the link inside a node, relative to an all-gather.
+    all_to_all_speedup: Share = 1.0
+    # Latency of an all-to-all inside a node, relative to an all-gather.
+    all_to_all_latency: Factor = 1.0
+    # Bandwidth of an all-to-all on the network between nodes, relative to an all-gather.
+    all_to_all_network_speedup: Share = 1.0
+    # Latency of an all-to-all between nodes, relative to an all-gather.
+    all_to_all_network_latency: Factor = 1.0
     # An all-reduce's tree: its share of the network between two nodes, and the exponent with which
     # that share falls with the number of nodes.
     tree_efficiency: Share = 1.0

@@ -19,6 +19,9 @@ PRODUCTS_PER_PASS = 7
 MEASURED = "measured by shardwise calibrate"
 # Bytes per second: slower than any link, for a device that has none.
 NO_LINK = 1e9
+# Largest ratios of an all-to-all to an all-gather that a calibration takes, of bandwidths and of
+# latencies. An all-gather whose latency is next to nothing says nothing about another's.
+MAX_SPEEDUP, MAX_LATENCY = 10.0, 1000.0
 
 
 def to_cluster(
@@ -41,6 +44,7 @@ def to_cluster(
         **_links(machine, spec, inside, across),
         "network_efficiency": reached / network if reached and network else 1.0,
         "reduce_speedup": _reduce_speedup(machine, inside),
+        **_all_to_alls(machine, reached),
         "contention": CPU.contention if machine.contention is None else machine.contention,
         "overhead_s": CPU.overhead_s if spec.is_cpu else 0.0,
         "hook_s": CPU.hook_s if spec.is_cpu else 0.0,
@@ -152,6 +156,33 @@ def _reduce_speedup(machine: Machine, inside: Collective | None) -> float:
     """Rate of an all-reduce over that of an all-gather inside a node; 1 if not measured."""
     reduced = find(machine, "all_reduce", "inside a node")
     return reduced.line.rate / inside.line.rate if reduced and inside else 1.0
+
+
+def _all_to_alls(machine: Machine, reached: float | None) -> dict[str, float]:
+    """Bandwidth and latency of all-to-alls relative to all-gathers, by coefficient; if measured.
+
+    `reached` is the bandwidth between nodes per device of an all-gather, in bytes per second.
+    """
+    found = {}
+    gather = find(machine, "all_gather", "inside a node")
+    exchange = find(machine, "all_to_all", "inside a node")
+    if gather and exchange:
+        found["all_to_all_speedup"] = min(MAX_SPEEDUP, exchange.line.rate / gather.line.rate)
+        found["all_to_all_latency"] = _relative_latency(exchange, gather)
+    gather = find(machine, "all_gather", "between nodes")
+    exchange = find(machine, "all_to_all", "between nodes")
+    if gather and exchange and reached:
+        # The groups between nodes work at once, so that this is the bandwidth of one device.
+        found["all_to_all_network_speedup"] = min(MAX_SPEEDUP, exchange.line.rate / reached)
+        found["all_to_all_network_latency"] = _relative_latency(exchange, gather)
+    return found
+
+
+def _relative_latency(one: Collective, other: Collective) -> float:
+    """The latency of `one` over that of `other` in the same group; 1 if the other has none."""
+    if not other.line.fixed_s:
+        return 1.0
+    return min(MAX_LATENCY, one.line.fixed_s / other.line.fixed_s)
 
 
 def _source(machine: Machine) -> str:
