@@ -32,6 +32,7 @@ from shardwise.planning.reasons.warnings import (
     LongestSequence,
     StackLeavesOut,
     UnfittedExperts,
+    UnquantizedExperts,
 )
 from shardwise.planning.rows import Candidate
 from shardwise.planning.space import Space
@@ -384,6 +385,14 @@ def test_a_traced_mixture_says_what_stands_behind_its_figures() -> None:
     found = plan("gpt-oss-20b", "8xH100-SXM")
     (warning,) = (one for one in found.warnings if isinstance(one, UnfittedExperts))
     assert warning.experts == 32
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_warning_says_that_experts_stay_unquantised(stored: bool) -> None:
+    adapter = {"rank": 16, "base": "nf4", "quantised_experts": stored}
+    found = plan("qwen3-30b-a3b", "1xH100-SXM", adapter=adapter)
+    kept = [one.kept_in for one in found.warnings if isinstance(one, UnquantizedExperts)]
+    assert kept == ([] if stored else ["bf16"])
 
 
 def test_what_cannot_be_planned_is_one_sentence() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from shardwise.spec import catalogue
 from shardwise.spec.adapter import Adapter
+from shardwise.spec.catalogue import traced
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
@@ -217,6 +218,16 @@ def test_only_axolotl_stores_experts_quantised(stack: str, tmp_path: Path) -> No
     assert again is not None
     assert again.quantised_experts is stores
     assert with_base_of(stack, run).adapter == again.but(alpha=None)
+
+
+@pytest.mark.parametrize("name", ["openai/gpt-oss-20b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_preset_leaves_the_name_of_the_model_to_the_user(stack: str, name: str) -> None:
+    """The package keeps configurations of presets, which no stack can load weights from."""
+    written = export_run(large(model=name, adapter={"rank": 8, "targets": ["q_proj"]}), stack)
+    assert str(Path(traced.__file__).parent) not in written.text
+    key = {"trainer": "MODEL", "axolotl": "base_model"}.get(stack, "model_name_or_path")
+    assert any(one.startswith(f"{key}: ") for one in written.in_script)
 
 
 SCRIPT = """

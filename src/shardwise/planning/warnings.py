@@ -32,7 +32,6 @@ from shardwise.predict.fit import other_parallelism
 from shardwise.predict.intervals import RUNS_WITH_EXPERTS, evidence
 from shardwise.predict.kernels import coefficients_for
 from shardwise.spec.cluster import ClusterSpec
-from shardwise.spec.model import ModelSpec
 from shardwise.spec.optimizer_sharding import INSTEAD
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
@@ -96,7 +95,7 @@ def warnings_of(
         runs, routing = RUNS_WITH_EXPERTS, problem.job.routing
         yield UnfittedExperts(experts=experts, runs=runs, routing=routing)
         adapter = model.adapter
-        if adapter is not None and adapter.base in ("nf4", "int8") and isinstance(model, ModelSpec):
+        if adapter is not None and adapter.quantised and not adapter.quantised_experts:
             yield UnquantizedExperts(stored=adapter.base, kept_in=adapter.float_dtype)
     yield from _of_link(problem.cluster, winner)
     if winner is not None and found.is_tight(winner):

@@ -89,10 +89,12 @@ def price(
 
 
 def _model_description(units: ModelUnits) -> dict[str, Any]:
-    """The model's name and number of parameters, and of trained ones if that differs."""
+    """The model's name and number of parameters, of trained ones if it differs, and its kind."""
     described: dict[str, Any] = {"name": units.name, "parameters": units.parameters}
     if units.trained_numel != units.numel:
         described["trained_parameters"] = units.trained_numel
+    if any(block.stage.experts for block in units.blocks):
+        described["mixture"] = True
     return described
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardwise.report.adapter import adapter_words
+from shardwise.report.adapter import profile_adapter_words
 from shardwise.report.bars import print_memory, print_step
 from shardwise.report.estimate_words import (
     NOTHING_FITS,
@@ -51,8 +51,7 @@ def _print_run(out: Console, run: RunSpec, profile: StepProfile) -> None:
     )
     out.print(run_words(run), style="dim")
     if run.adapter is not None:
-        trained = profile.model.get("trained_parameters", 0)
-        out.print(adapter_words(run.model, trained, profile.model["parameters"]))
+        out.print(profile_adapter_words(run.model, profile))
         _print_unquantised(out, run.model)
     device, dtype = run.cluster.device, run.strategy.param_dtype
     if device.peak and device.peak_flops(dtype) is None:

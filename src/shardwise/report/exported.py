@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -16,6 +17,14 @@ from shardwise.stacks.write.differences import changed_fields
 from shardwise.stacks.write.exported import Exported
 from shardwise.step.memory_words import shortfall_words, show_memory
 from shardwise.step.profile import StepProfile
+
+# Title, key and writer of the figures of the table.
+_FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("memory", "needed_bytes", show_memory),
+    ("usable memory", "usable_bytes", show_memory),
+    ("step time", "step_s", show_seconds),
+    ("tokens/s", "tokens_per_s", show_whole),
+)
 
 
 class Figures(NamedTuple):
@@ -95,20 +104,16 @@ def _print_figures(
     """Print memory, step time and tokens/s as planned and as the stack runs it."""
     there = run._replace(strategy=written.applied)
     planned, runs = _figures(figures.run), _figures(figures.stack)
-    same = not changed_fields(run.strategy, written.applied) and planned == runs
+    rows = [(title, key, show) for title, key, show in _FIGURES if runs[key] is not None]
+    # Differences that the table does not show are none to act on.
+    alike = all(show(planned[key]) == show(runs[key]) for _, key, show in rows)
+    same = alike and not changed_fields(run.strategy, written.applied)
     out.print(f"As {stack} runs it: {run_words(there)}.")
     columns = [Column("figure", "predicted", left=True)]
     columns += [] if same else [Column("run", "as planned")]
     columns += [Column("stack", f"in {stack}")]
     table = Table(columns)
-    for title, key, show in (
-        ("memory", "needed_bytes", show_memory),
-        ("usable memory", "usable_bytes", show_memory),
-        ("step time", "step_s", show_seconds),
-        ("tokens/s", "tokens_per_s", show_whole),
-    ):
-        if runs[key] is None:
-            continue
+    for title, key, show in rows:
         cells = [runs] if same else [planned, runs]
         table.add(title, *(Cell(cell[key], show(cell[key])) for cell in cells))
     if table.rows:

@@ -55,7 +55,6 @@ from shardwise.spec.strategy_words import (
     method_words,
     package_words,
 )
-from shardwise.step.memory_words import show_memory
 from shardwise.step.profile import StepProfile
 from shardwise.step.words import COLOURS, VERDICTS
 
@@ -179,7 +178,9 @@ def print_question(out: Console, plan: Plan) -> None:
         paragraph(out, kernels)
     if problem.model.adapter is not None:
         units = plan.units.of(problem.base.but(blocks_per_unit=1))
-        paragraph(out, adapter_words(problem.model, units.trained_numel, units.numel))
+        mixture = plan.units.experts > 0
+        words = adapter_words(problem.model, units.trained_numel, units.numel, mixture=mixture)
+        paragraph(out, words)
     if plan.aim:
         paragraph(out, plan.aim.words(plan.units.blocks))
     if plan.size_choice:
@@ -290,7 +291,7 @@ def _more_options(plan: Plan) -> Iterator[str]:
 
 
 def _option(plan: Plan) -> Iterator[str]:
-    """The option to try next with its gain, as at most one line."""
+    """The option to try next, with its gain and the memory that it needs."""
     tips: dict[type[Reason], Reason] = {}
     for one in plan.tips:
         tips.setdefault(type(one), one)
@@ -299,8 +300,8 @@ def _option(plan: Plan) -> Iterator[str]:
         case CompileGain(gain=gain, runs=runs):
             yield f"--compile: {share_words(gain)} faster (fitted on {runs} published runs)"
         case Alternative() as other:
-            needed = show_memory(other.needed_bytes)
-            yield f"{other.asked}: {compared_words(other.throughput or 0.0)}, needs {needed}"
+            text = f"{other.asked}: {compared_words(other.throughput or 0.0)}, {other.needs}"
+            yield from wrap(text, _COMMAND, subsequent_indent="  ", break_on_hyphens=False)
         case LowPrecisionReduce(dtype=dtype, gain=gain):
             faster = f"{share_words(gain)} faster; reduces gradients in {dtype}"
             yield f"--allow-low-precision-reduce: {faster}"

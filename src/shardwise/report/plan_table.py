@@ -6,7 +6,7 @@ from shardwise.planning.plan import Baseline, Plan
 from shardwise.report.money import added_cost_cells, added_cost_columns, sizes_table
 from shardwise.report.plan_words import ranked_layouts
 from shardwise.report.table import Cell, Column, Table
-from shardwise.spec.quantity import GIB, show_count, show_seconds
+from shardwise.spec.quantity import in_gib, show_count, show_seconds
 from shardwise.spec.strategy_words import batch_words, recompute_cell, shorthand, unusual_settings
 from shardwise.step.words import percent
 
@@ -38,7 +38,7 @@ def layouts_table(plan: Plan, top: int, mark: bool = True) -> Table:
             Column("step_s", "step", show_seconds),
             Column("tokens_per_s", "tokens/s", show_count),
             Column("mfu", "MFU", percent),
-            Column("needed_bytes", "GiB", lambda size: f"{size / GIB:,.1f}"),
+            Column("needed_bytes", "GiB", in_gib),
             *added_cost_columns(plan.budget),
         )
     )

@@ -26,7 +26,7 @@ from shardwise.report.money import (
 )
 from shardwise.report.screen import bar, bullet, paragraph, screen, terminal_table
 from shardwise.report.table import Cell, Column, Table
-from shardwise.spec.quantity import GIB, show_count, show_seconds
+from shardwise.spec.quantity import GIB, in_gib, show_count, show_seconds
 from shardwise.spec.strategy_words import (
     batch_words,
     blocks_of,
@@ -94,7 +94,7 @@ def studies_table(studies: Sequence[Study], budget: Budget, title: str = "value"
             Column("step_high_s", "step to", _short_seconds, on_screen=False),
             Column("tokens_per_s", "tokens/s", _short_count),
             Column("mfu", "MFU", lambda share: percent(share, 1)),
-            Column("needed_bytes", "GiB", lambda size: f"{size / GIB:,.1f}"),
+            Column("needed_bytes", "GiB", in_gib),
             Column("binding", "limited by", left=True),
             Column("fitted", "fitted", lambda fitted: "yes" if fitted else "no", on_screen=False),
             *added_cost_columns(budget),

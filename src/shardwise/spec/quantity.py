@@ -173,6 +173,12 @@ def show_gib(value: float) -> str:
     return _in_largest_unit(Decimal(float(value)), _GIB, digits=2)
 
 
+def in_gib(value: float) -> str:
+    """Bytes as a number of GiB for a column: `62.4`, without a decimal from 1,000 on."""
+    size = value / GIB
+    return f"{size:,.0f}" if size >= 1e3 else f"{size:,.1f}"
+
+
 def show_gb(value: float) -> str:
     """Bytes as text with two decimals and a decimal unit, such as `1.50 GB`."""
     return _in_largest_unit(Decimal(float(value)), _GB, digits=2)

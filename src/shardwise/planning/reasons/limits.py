@@ -231,6 +231,13 @@ class Alternative(Reason):
         """What to type: an option of `plan`."""
         return self.option
 
+    @property
+    def needs(self) -> str:
+        """The memory of a device, and of its host if that is used, as words."""
+        host = self.host_bytes
+        also = f" and {show_memory(host)} of host memory per device" if host is not None else ""
+        return f"needs {show_memory(self.needed_bytes)}{also}"
+
     def words(self, blocks: int | None = None) -> str:
         speed = f" ({compared_words(self.throughput)})" if self.throughput is not None else ""
         host = ""
@@ -246,10 +253,7 @@ class Alternative(Reason):
         )
 
     def brief(self, blocks: int | None = None) -> str:
-        host = self.host_bytes
-        also = f" and {show_memory(host)} of host memory" if host is not None else ""
-        speed, needed = show_count(self.tokens_per_s), show_memory(self.needed_bytes)
-        return f"{self.asked}: {speed} tokens/s, needs {needed}{also}."
+        return f"{self.asked}: {show_count(self.tokens_per_s)} tokens/s, {self.needs}."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from shardwise.planning.reasons.reason import speed_words
 from shardwise.planning.reasons.settings import StepBatch
 from shardwise.planning.rows import Candidate
 from shardwise.predict.rates import comparison_error
-from shardwise.report.adapter import adapter_words
+from shardwise.report.adapter import adapter_words, profile_adapter_words
 from shardwise.report.estimate_words import (
     NOTHING_FITS,
     changes_title,
@@ -123,7 +123,8 @@ def _objective_words(plan: Plan) -> list[str]:
     model = plan.problem.model
     if model.adapter is not None:
         units = plan.units.of(plan.problem.base.but(blocks_per_unit=1))
-        told.append(adapter_words(model, units.trained_numel, units.numel))
+        mixture = plan.units.experts > 0
+        told.append(adapter_words(model, units.trained_numel, units.numel, mixture=mixture))
     if plan.aim:
         told.append(plan.aim.words(plan.units.blocks))
     if plan.size_choice:
@@ -169,8 +170,7 @@ def _predicted(one: Subject) -> Headline:
     if profile.time is not None:
         told.append(f"A step takes {show_seconds(profile.time.step_s)} (predicted).")
     if one.run is not None and one.run.adapter is not None:
-        trained = profile.model.get("trained_parameters", 0)
-        told.insert(0, adapter_words(one.run.model, trained, profile.model["parameters"]))
+        told.insert(0, profile_adapter_words(one.run.model, profile))
     if one.run is not None and profile.time is not None:
         told.append(not_compared(one.run.cluster).strip())
     return Headline(said, [sentence for sentence in told if sentence], tone)

@@ -112,7 +112,8 @@ def model_name(run: RunSpec) -> str:
             f"model: {run.model.factory} is a function of your own; this stack loads models of "
             "transformers: use accelerate, lightning or python"
         )
-    if run.model.config is None:
+    # What is kept of a preset is its configuration, without weights.
+    if run.model.config is None or getattr(run.model, "preset", None) is not None:
         return CHANGE_ME
     folder = config_folder(run.model.config)
     # Where only the configuration was looked up, the stack downloads the weights.
