@@ -39,6 +39,7 @@ from shardwise.report.money import (
 )
 from shardwise.report.plan_table import layouts_table
 from shardwise.report.plan_words import (
+    is_unchanged,
     nearest_words,
     none_fits_words,
     pace_words,
@@ -46,7 +47,6 @@ from shardwise.report.plan_words import (
     step_words,
     three_reasons,
     tie_break_words,
-    unchanged_words,
 )
 from shardwise.report.screen import bullet, heading, paragraph, screen, terminal_table
 from shardwise.spec.strategy_words import (
@@ -146,7 +146,7 @@ def _print_answer(
     else:
         out.print()
         out.print(terminal_table(layouts_table(plan, room.rows, mark=False)))
-    decided = f"{unchanged_words(plan)} {tie_break_words(plan)}".strip()
+    decided = tie_break_words(plan)
     if decided:
         paragraph(out, decided)
 
@@ -208,7 +208,8 @@ def print_recommended(
     """
     problem = plan.problem
     speed = pace_words(plan, winner) if brief else step_words(plan, winner)
-    paragraph(out, f"Recommended: {planned_words(plan, winner.strategy)}", "bold green")
+    head = "Recommended (the current configuration)" if is_unchanged(plan) else "Recommended"
+    paragraph(out, f"{head}: {planned_words(plan, winner.strategy)}", "bold green")
     for reason in plan.why:
         if is_batch(reason):
             paragraph(out, _reason_text(reason, brief))

@@ -22,7 +22,7 @@ from shardwise.report.plan import (
     start_words,
 )
 from shardwise.report.plan_table import layouts_table, unusual_words
-from shardwise.report.plan_words import rule_words, too_close_words, unchanged_words
+from shardwise.report.plan_words import rule_words, too_close_words
 from shardwise.report.screen import bullet, heading, option, paragraph, screen, terminal_table
 from shardwise.spec.quantity import GIB
 from shardwise.spec.strategy_words import configuration_words, shorthand
@@ -79,7 +79,6 @@ def _print_notes(out: Console, plan: Plan, top: int) -> None:
     """Print notes on the table: unusual settings, ties, the rule of choice, rejected layouts."""
     for note in (
         unusual_words(plan, top),
-        unchanged_words(plan),
         too_close_words(plan),
         rule_words(plan) if len(plan.layouts) > 1 and plan.objective != "memory" else "",
         f"{plan.considered:,} configurations priced, {plan.fitting:,} fit." + _rejected(plan),

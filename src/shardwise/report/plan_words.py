@@ -54,12 +54,10 @@ def ranked_layouts(plan: Plan, top: int) -> list[Candidate]:
     return [plan.winner, *others][:top]
 
 
-def unchanged_words(plan: Plan) -> str:
-    """Sentence: the winner is the current configuration; empty if it is not."""
+def is_unchanged(plan: Plan) -> bool:
+    """Whether the winner is the configuration that the file asks about."""
     now = next((b for b in plan.baselines if b.name == "now"), None)
-    if now is None or plan.winner is None or now.strategy != plan.winner.strategy:
-        return ""
-    return "Row 1 is the current configuration."
+    return now is not None and plan.winner is not None and now.strategy == plan.winner.strategy
 
 
 def too_close_words(plan: Plan) -> str:
